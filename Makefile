@@ -1,0 +1,133 @@
+# galvani: make help lists the targets. Everything is found by pkg-config and nvcc; what was chosen is printed.
+
+MPICC   ?= mpicc
+PKG      = pkg-config
+PYTHON  ?= $(firstword $(foreach p,python3 /usr/bin/python3,$(shell $(p) -c 'import h5py, numpy, pytest' 2>/dev/null && echo $(p))) python3)
+MARCH   ?= native
+DEBUG   ?= 0
+SANITIZE ?=
+
+# CUDA=auto builds the GPU backend where nvcc is found, CUDA=0 never, CUDA=1 fails without it.
+CUDA      ?= auto
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc)))
+NVCC      ?= $(if $(CUDA_HOME),$(CUDA_HOME)/bin/nvcc)
+CU_SOURCES := $(wildcard kernels/*/*.cu src/*/*.cu)
+ifeq ($(CUDA),auto)
+  USE_CUDA := $(if $(and $(NVCC),$(CU_SOURCES)),1,0)
+else
+  USE_CUDA := $(CUDA)
+endif
+
+CONF  := $(if $(filter 1,$(USE_CUDA)),cuda,cpu)$(if $(filter 1,$(DEBUG)),-debug)$(if $(SANITIZE),-asan)
+BUILD := build/$(CONF)
+
+PACKAGES := hdf5 jansson libpcre2-8 libutf8proc libxxhash libcrypto
+MISSING  := $(foreach p,$(PACKAGES) ,$(shell $(PKG) --exists $(p) 2>/dev/null || echo $(p)))
+ifneq ($(strip $(MISSING)),)
+ifeq ($(filter help clean,$(MAKECMDGOALS)),)
+  $(error missing packages: $(MISSING). Run: bash scripts/deps.sh)
+endif
+endif
+
+GIT_COMMIT := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+
+# Outputs are written only on success, which gcc cannot see through status_t: hence no-maybe-uninitialized.
+WARNINGS := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wconversion -Werror -Wno-maybe-uninitialized
+CPPFLAGS += -D_GNU_SOURCE -Isrc -Ikernels $(shell $(PKG) --cflags $(PACKAGES))
+CFLAGS   += -std=c11 $(if $(filter 1,$(DEBUG)),-O1,-O3) -g -march=$(MARCH) -fopenmp $(WARNINGS)
+LDLIBS   += $(shell $(PKG) --libs $(PACKAGES)) -lm -lpthread -fopenmp
+ifneq ($(SANITIZE),)
+  CFLAGS  += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer
+  LDFLAGS += -fsanitize=$(SANITIZE)
+endif
+
+SOURCES := $(filter-out src/cli/main.c,$(wildcard src/*/*.c kernels/*/*.c))
+ifneq ($(USE_CUDA),1)
+  SOURCES := $(filter-out %_cuda.c,$(SOURCES))
+endif
+OBJECTS := $(SOURCES:%.c=$(BUILD)/%.o)
+MAIN    := $(BUILD)/src/cli/main.o
+UNIT_SOURCES := $(wildcard tests/unit/test_*.c)
+UNIT_TESTS   := $(UNIT_SOURCES:tests/unit/%.c=$(BUILD)/%)
+FUZZ_SOURCES := $(wildcard tests/fuzz/fuzz_*.c)
+FUZZ_TARGETS := $(FUZZ_SOURCES:tests/fuzz/%.c=build/fuzz/%)
+
+.PHONY: all help unit check asan fuzz format tidy headers golden shard-bench clean
+all: build/galvani
+
+help:
+	@echo 'make              build/galvani (CUDA=0: without the GPU backend; DEBUG=1: -O1; MARCH=x86-64-v3: for other machines)'
+	@echo 'make unit         build and run the unit tests'
+	@echo 'make check        all tests, as scripts/check.sh runs them'
+	@echo 'make asan         unit tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make fuzz         every fuzz target for FUZZ_SECONDS (60) seconds each'
+	@echo 'make format       clang-format everything'
+	@echo 'make tidy         clang-tidy on src/ and kernels/'
+	@echo 'make headers      every header compiles alone, as C and as C++'
+	@echo 'make golden       regenerate tests/golden (needs torch and transformers >= 5.16)'
+	@echo 'make shard-bench  galvani shard on a generated 2 GB checkpoint against a plain copy'
+
+build/galvani: $(BUILD)/galvani
+	@ln -sf $(CONF)/galvani $@
+	@echo 'built $@ ($(CONF); MPI: $(MPICC); HDF5: $(shell $(PKG) --modversion hdf5); nvcc: $(if $(filter 1,$(USE_CUDA)),$(NVCC),not used))'
+
+$(BUILD)/galvani: $(MAIN) $(OBJECTS)
+	$(MPICC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
+$(BUILD)/%.o: %.c
+	@mkdir -p $(@D)
+	$(MPICC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+# The commit is compiled into one file, rebuilt when it changes.
+$(BUILD)/commit: FORCE
+	@mkdir -p $(@D); echo '$(GIT_COMMIT)' | cmp -s - $@ || echo '$(GIT_COMMIT)' > $@
+$(BUILD)/src/trace/provenance.o: CPPFLAGS += -DGALVANI_COMMIT='"$(GIT_COMMIT)"'
+$(BUILD)/src/trace/provenance.o: $(BUILD)/commit
+FORCE:
+
+$(BUILD)/test_%: $(BUILD)/tests/unit/test_%.o $(OBJECTS)
+	$(MPICC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+
+$(BUILD)/tests/unit/%.o: tests/unit/%.c
+	@mkdir -p $(@D)
+	$(MPICC) $(CPPFLAGS) -Itests $(CFLAGS) -MMD -MP -c -o $@ $<
+
+unit: $(UNIT_TESTS)
+	@bash scripts/run_unit.sh $(UNIT_TESTS)
+
+check:
+	bash scripts/check.sh
+
+asan:
+	$(MAKE) CUDA=0 DEBUG=1 SANITIZE=address,undefined unit
+
+# Fuzz targets are built by clang with its own instrumentation of all objects.
+build/fuzz/%: tests/fuzz/%.c $(SOURCES)
+	@mkdir -p $(@D)
+	OMPI_CC=clang $(MPICC) $(CPPFLAGS) -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -o $@ $(filter %.c,$^) \
+	    $(filter-out -fopenmp,$(LDLIBS))
+fuzz: $(FUZZ_TARGETS)
+	@bash scripts/run_fuzz.sh $(FUZZ_TARGETS)
+
+format:
+	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+
+tidy:
+	clang-tidy --quiet $(SOURCES) src/cli/main.c -- $(CPPFLAGS) -std=c11 $(shell $(MPICC) --showme:compile)
+
+headers:
+	@for header in $$(git ls-files 'src/*.h' 'kernels/*.h'); do \
+	    $(MPICC) $(CPPFLAGS) -std=c11 -Wall -Wextra -fsyntax-only -x c $$header || exit 1; \
+	    OMPI_CXX=g++ mpicxx $(CPPFLAGS) -Wall -Wextra -fsyntax-only -x c++ $$header || exit 1; \
+	done; echo 'every header compiles alone, as C and as C++'
+
+golden:
+	$(PYTHON) scripts/make_golden.py
+
+shard-bench: build/galvani
+	bash scripts/shard_bench.sh
+
+clean:
+	rm -rf build
+
+-include $(OBJECTS:.o=.d) $(MAIN:.o=.d) $(UNIT_SOURCES:%.c=$(BUILD)/%.d)

@@ -1,0 +1,61 @@
+#ifndef GALVANI_BASE_DTYPE_H
+#define GALVANI_BASE_DTYPE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum dtype {
+    DTYPE_F32,
+    DTYPE_BF16,
+    DTYPE_F16,
+    DTYPE_F8_E4M3, /* OCP E4M3FN: no infinity, 0x7F and 0xFF are NaN, largest value 448 */
+    DTYPE_U8,
+    DTYPE_I32,
+    DTYPE_I64,
+    DTYPE_N
+} dtype_t;
+
+/* Bytes of one item. */
+size_t dtype_bytes(dtype_t dtype);
+
+/* Name as safetensors spells it: "F32", "BF16", "F16", "F8_E4M3", "U8", "I32", "I64". */
+const char *dtype_name(dtype_t dtype);
+
+/* Inverse of dtype_name; DTYPE_N for a name that is not in the list. */
+dtype_t dtype_from_name(const char *name);
+
+/* Value of each E4M3FN code (0x7F and 0xFF are NaN) and of each E2M1 (FP4) code; OCP MX v1.0, section 5.3. */
+extern const float e4m3_values[256];
+extern const float e2m1_values[16];
+
+/* Nearest E4M3FN code, ties to even, saturating at 448; NaN gives 0x7F. */
+uint8_t e4m3_from_float(float value);
+
+/* Nearest E2M1 code, saturating at 6; ties at 0.75, 1.75, 3.5 go up and the others down, as ModelOpt exports them. */
+uint8_t e2m1_from_float(float value);
+
+/* BF16 is the upper half of an FP32 word, so widening is exact. */
+static inline float bf16_to_float(uint16_t bits) {
+    uint32_t word = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &word, sizeof value);
+    return value;
+}
+
+/* Round to nearest, ties to even; NaN stays NaN. */
+uint16_t bf16_from_float(float value);
+
+float f16_to_float(uint16_t bits);
+
+/* Round to nearest, ties to even; overflow gives infinity. */
+uint16_t f16_from_float(float value);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
