@@ -1,0 +1,137 @@
+#include "comm/comm.h"
+
+#include <limits.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+enum {
+    /* Floats gathered from each rank at a time: bounds the buffer, and keeps the message sizes within an int. */
+    REDUCE_CHUNK = 1 << 16,
+    MESSAGE_BYTES = 2048
+};
+
+struct comm {
+    int tp_rank, tp_size, local_rank;
+    char library[MPI_MAX_LIBRARY_VERSION_STRING];
+    float *gathered; /* [tp_size, REDUCE_CHUNK] */
+};
+
+status_t comm_init(comm_t **comm) {
+    int provided;
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
+        return status_fail(STATUS_DEVICE, "MPI cannot be started");
+    void *memory;
+    TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(comm_t), &memory));
+    comm_t *created = memory;
+    MPI_Comm_rank(MPI_COMM_WORLD, &created->tp_rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &created->tp_size);
+
+    MPI_Comm host;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, created->tp_rank, MPI_INFO_NULL, &host);
+    MPI_Comm_rank(host, &created->local_rank);
+    MPI_Comm_free(&host);
+
+    int length;
+    MPI_Get_library_version(created->library, &length);
+    created->library[strcspn(created->library, ",\n")] = '\0';
+
+    status_t status = STATUS_OK;
+    if (created->tp_size > 1)
+        status = memory_alloc(MEMORY_COMM, (size_t)created->tp_size * REDUCE_CHUNK, sizeof(float), &memory);
+    if (status != STATUS_OK) {
+        memory_free(created);
+        return status;
+    }
+    created->gathered = created->tp_size > 1 ? memory : NULL;
+    *comm = created;
+    return STATUS_OK;
+}
+
+void comm_finalize(comm_t *comm) {
+    memory_free(comm->gathered);
+    memory_free(comm);
+    MPI_Finalize();
+}
+
+int comm_tp_rank(const comm_t *comm) { return comm->tp_rank; }
+
+int comm_tp_size(const comm_t *comm) { return comm->tp_size; }
+
+int comm_local_rank(const comm_t *comm) { return comm->local_rank; }
+
+const char *comm_library(const comm_t *comm) { return comm->library; }
+
+/* Message sizes are ints in MPI; everything larger is cut into chunks before it comes here. */
+static int as_count(size_t n) {
+    if (n > INT_MAX) MPI_Abort(MPI_COMM_WORLD, STATUS_DEVICE);
+    return (int)n;
+}
+
+status_t comm_agree(comm_t *comm, status_t status) {
+    if (comm->tp_size == 1) return status;
+    int failed = status != STATUS_OK, n_failed;
+    MPI_Allreduce(&failed, &n_failed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    if (n_failed == 0) return STATUS_OK;
+
+    int candidate = failed ? comm->tp_rank : comm->tp_size, first;
+    MPI_Allreduce(&candidate, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    struct {
+        int status;
+        char message[MESSAGE_BYTES];
+    } outcome;
+    memset(&outcome, 0, sizeof outcome);
+    outcome.status = (int)status;
+    snprintf(outcome.message, sizeof outcome.message, "%s", status_message());
+    MPI_Bcast(&outcome, (int)sizeof outcome, MPI_BYTE, first, MPI_COMM_WORLD);
+
+    status_clear();
+    if (n_failed == comm->tp_size) return status_fail((status_t)outcome.status, "%s", outcome.message);
+    return status_fail((status_t)outcome.status, "rank %d: %s", first, outcome.message);
+}
+
+status_t comm_all_reduce_sum(comm_t *comm, float *data, size_t n) {
+    if (comm->tp_size == 1) return STATUS_OK;
+    for (size_t start = 0; start < n; start += REDUCE_CHUNK) {
+        size_t count = n - start < REDUCE_CHUNK ? n - start : REDUCE_CHUNK;
+        MPI_Allgather(data + start, (int)count, MPI_FLOAT, comm->gathered, (int)count, MPI_FLOAT, MPI_COMM_WORLD);
+        for (size_t i = 0; i < count; i++) {
+            float sum = comm->gathered[i];
+            for (int rank = 1; rank < comm->tp_size; rank++)
+                sum += comm->gathered[(size_t)rank * count + i];
+            data[start + i] = sum;
+        }
+    }
+    return STATUS_OK;
+}
+
+void comm_gather(comm_t *comm, const void *data, size_t bytes, void *gathered) {
+    (void)comm;
+    int count = as_count(bytes);
+    MPI_Gather(data, count, MPI_BYTE, gathered, count, MPI_BYTE, 0, MPI_COMM_WORLD);
+}
+
+void comm_all_gather(comm_t *comm, const void *data, size_t bytes, void *gathered) {
+    (void)comm;
+    int count = as_count(bytes);
+    MPI_Allgather(data, count, MPI_BYTE, gathered, count, MPI_BYTE, MPI_COMM_WORLD);
+}
+
+void comm_broadcast(comm_t *comm, void *data, size_t bytes) {
+    (void)comm;
+    MPI_Bcast(data, as_count(bytes), MPI_BYTE, 0, MPI_COMM_WORLD);
+}
+
+void comm_barrier(comm_t *comm) {
+    (void)comm;
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+void comm_abort(comm_t *comm, status_t status) {
+    (void)comm;
+    MPI_Abort(MPI_COMM_WORLD, (int)status);
+    abort();
+}
