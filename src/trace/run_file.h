@@ -1,0 +1,86 @@
+#ifndef GALVANI_TRACE_RUN_FILE_H
+#define GALVANI_TRACE_RUN_FILE_H
+
+/* The run file (docs/formats.md), written by rank 0 alone. Not collective. All objects are made at creation, then the
+ * file is in SWMR mode: readers may open it while the run goes on, and what was flushed survives a crash. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "model/op_trace.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct run_file run_file_t;
+
+/* One fast path: what was chosen and why. */
+typedef struct run_route {
+    const char *name, *chosen, *reason;
+} run_route_t;
+
+/* One rank's memory, in bytes. */
+typedef struct run_memory {
+    int64_t weights, kv_cache, state, workspace, cuda_graph, pinned_host, peak_device, peak_host_rss;
+} run_memory_t;
+
+/* One rank's local argmax, as gathered. */
+typedef struct token_pair {
+    float value;
+    int32_t token;
+} token_pair_t;
+
+/* What is known before the first step. All borrowed for the call. */
+typedef struct run_file_args {
+    const char *path;
+    int n_ranks;
+    int64_t vocab_size; /* width of /sampling/logits */
+    int64_t max_new;
+    const char *command_line, *effective_config_json; /* effective_config_json: the options in force */
+    const char *model_config_json, *model_digest;
+    const char *backend, *gpus, *driver, *cuda, *nccl, *mpi; /* "" where there is none */
+    const int32_t *prompt;
+    size_t n_prompt;
+    const char *prompt_text; /* NULL without a tokenizer */
+    bool has_logits, has_ops;
+    int n_top_logprobs;
+    const run_route_t *routes;
+    size_t n_routes;
+} run_file_args_t;
+
+/* What one generated token adds. Arrays are borrowed for the call. */
+typedef struct run_step {
+    int32_t token;
+    int64_t start_ns, wall_ns, host_gap_ns; /* start_ns: since the run's start */
+    const int64_t *device_ns;               /* [n_ranks] */
+    const token_pair_t *pairs;              /* [n_ranks]; NULL unless greedy */
+    const float *logits;                    /* [vocab_size]; NULL unless asked for */
+    const float *top_logprobs;              /* [n_top_logprobs]; NULL unless asked for */
+    const int32_t *top_tokens;              /* [n_top_logprobs] */
+    const int64_t *group_ns;                /* [n_ranks, OP_N_GROUPS] */
+} run_step_t;
+
+/* Creates the file. STATUS_DEVICE if it cannot be written. An existing file of this path is replaced. */
+status_t run_file_create(const run_file_args_t *args, run_file_t **file);
+
+/* Appends one row everywhere; flushed when the last flush is 100 ms or more ago. */
+status_t run_file_append(run_file_t *file, const run_step_t *step);
+
+/* Appends one rank's operators of step `step` to /ops (has_ops). */
+status_t run_file_append_ops(run_file_t *file, int64_t step, int rank, const op_record_t *records, size_t n_records);
+
+/* Leaves SWMR, writes what is known at the end only (text, token_hash, memory, stop reason) and closes. The file is
+ * freed also on failure. `memory`: [n_ranks]. `text` may be NULL. `stop_reason`: "eos", "length", "signal" ... */
+status_t run_file_finish(run_file_t *file, const char *text, size_t text_bytes, const run_memory_t *memory,
+                         const char *stop_reason);
+
+/* Closes after a failure: what was appended stays, `complete` stays 0. NULL is allowed. */
+void run_file_abandon(run_file_t *file);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
