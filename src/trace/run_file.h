@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "argmax/argmax.h"
 #include "base/status.h"
 #include "model/op_trace.h"
 
@@ -26,12 +27,6 @@ typedef struct run_route {
 typedef struct run_memory {
     int64_t weights, kv_cache, state, workspace, cuda_graph, pinned_host, peak_device, peak_host_rss;
 } run_memory_t;
-
-/* One rank's local argmax, as gathered. */
-typedef struct token_pair {
-    float value;
-    int32_t token;
-} token_pair_t;
 
 /* What is known before the first step. All borrowed for the call. */
 typedef struct run_file_args {

@@ -1,0 +1,40 @@
+#ifndef GALVANI_KERNELS_GDN_H
+#define GALVANI_KERNELS_GDN_H
+
+#include <stdbool.h>
+
+#include "base/matrix.h"
+#include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Gated DeltaNet between its projections: causal depthwise convolution with SiLU, l2-normalised q and k, gates, the
+ * delta-rule recurrence in FP32, gated RMSNorm (transformers qwen4_exp, Qwen4ExpTextGatedDeltaNet). Heads are this
+ * rank's. beta = sigmoid(b);  g = -exp(A_log) softplus(a + dt_bias) S *= exp(g);  d = (v - S^T k) beta;  S += k d^T;  y
+ * = S^T q / sqrt(key_dim) out = rmsnorm(y) * norm * gate(z), gate being sigmoid or SiLU Value head i uses key head i /
+ * (n_value_heads / n_key_heads). The state is updated in place and carries over calls. */
+typedef struct gdn_core_args {
+    int64_t n_tokens, n_key_heads, n_value_heads, key_dim, value_dim, conv_kernel;
+    float rms_norm_eps;
+    bool silu_gate;           /* output gate is SiLU(z) instead of sigmoid(z) */
+    const float *projected;   /* [n_tokens, projected_stride]: q | k | v (convolved channels), z, b, a */
+    int64_t projected_stride; /* >= 2*n_key_heads*key_dim + 2*n_value_heads*value_dim + 2*n_value_heads */
+    const float *conv;        /* [n_channels, conv_kernel]; the last tap is the current token's */
+    const float *A_log;       /* [n_value_heads] */
+    const float *dt_bias;     /* [n_value_heads] */
+    const float *norm;        /* [value_dim], plain weight */
+    float *conv_state;        /* [conv_kernel - 1, n_channels], oldest first: inputs before the convolution */
+    float *state;             /* [n_value_heads, key_dim, value_dim] */
+    float *y;                 /* [n_tokens, n_value_heads * value_dim] */
+    void *workspace;          /* gdn_core_workspace_bytes */
+} gdn_core_args_t;
+
+size_t gdn_core_workspace_bytes(const gdn_core_args_t *args);
+status_t gdn_core_cpu(const gdn_core_args_t *args);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

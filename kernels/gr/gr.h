@@ -1,0 +1,43 @@
+#ifndef GALVANI_KERNELS_GR_H
+#define GALVANI_KERNELS_GR_H
+
+#include "base/matrix.h"
+#include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Gated residual, mixing side (transformers qwen4_exp, Qwen4ExpTextGatedResidual). With n(x, g) the one-plus RMSNorm:
+ *   z[s] = n(h[s], hc_norm[s]);  a = silu(down z / S);  gate = sigmoid(up a);  u = mean over s of gate[s] * z[s]
+ *   inject = 2 sigmoid(block_inject z / S) */
+typedef struct gr_mix_args {
+    int64_t n_tokens, hc_count, hidden_size;
+    float rms_norm_eps;
+    const float *h;        /* [n_tokens, hc_count, hidden_size] */
+    const float *hc_norm;  /* [hc_count * hidden_size] */
+    matrix_t down;         /* input_mix_weight_down [hc_lowrank, hc_count * hidden_size] */
+    matrix_t up;           /* input_mix_weight_up [hc_count * hidden_size, hc_lowrank] */
+    matrix_t block_inject; /* [hc_count, hc_count * hidden_size]; data is NULL in the final mixer */
+    float *u;              /* [n_tokens, hidden_size] */
+    float *inject;         /* [n_tokens, hc_count]; NULL in the final mixer */
+    void *workspace;       /* gr_mix_workspace_bytes */
+} gr_mix_args_t;
+
+size_t gr_mix_workspace_bytes(const gr_mix_args_t *args);
+status_t gr_mix_cpu(const gr_mix_args_t *args);
+
+/* Gated residual, combining side: h[t, s] += inject[t, s] * o[t]. */
+typedef struct gr_inject_args {
+    int64_t n_tokens, hc_count, hidden_size;
+    const float *inject; /* [n_tokens, hc_count] */
+    const float *o;      /* [n_tokens, hidden_size] */
+    float *h;            /* [n_tokens, hc_count, hidden_size] */
+} gr_inject_args_t;
+
+status_t gr_inject_cpu(const gr_inject_args_t *args);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
