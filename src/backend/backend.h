@@ -1,0 +1,81 @@
+#ifndef GALVANI_BACKEND_BACKEND_H
+#define GALVANI_BACKEND_BACKEND_H
+
+/* A backend is a table of functions, chosen once at start-up: memory, transfers, collectives and every op of kernels/.
+ * The model calls nothing else, so it reads the same for the CPU and for CUDA. Pointers that an op takes are the
+ * backend's own memory unless its contract says otherwise. Calls are in order; work may be pending until `synchronize`.
+ */
+
+#include <stddef.h>
+
+#include "argmax/argmax.h"
+#include "base/dtype.h"
+#include "base/memory.h"
+#include "base/status.h"
+#include "comm/comm.h"
+#include "embed/embed.h"
+#include "experts/experts.h"
+#include "gdn/gdn.h"
+#include "gr/gr.h"
+#include "linear/linear.h"
+#include "ple/ple.h"
+#include "qsa/qsa.h"
+#include "router/router.h"
+#include "shared_expert/shared_expert.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct backend backend_t;
+
+typedef struct backend_ops {
+    const char *name; /* "cpu" or "cuda" */
+
+    /* Zeroed memory, accounted under its label. `pointer` is written only on success. */
+    status_t (*alloc)(backend_t *backend, memory_label_t label, size_t bytes, void **pointer);
+    void (*free)(backend_t *backend, void *pointer); /* NULL is allowed */
+    status_t (*zero)(backend_t *backend, void *pointer, size_t bytes);
+
+    /* Between host and backend memory; both return when the host side may be used again. */
+    status_t (*upload)(backend_t *backend, void *destination, const void *host, size_t bytes);
+    status_t (*download)(backend_t *backend, void *host, const void *source, size_t bytes);
+    status_t (*synchronize)(backend_t *backend);
+
+    /* Sum over ranks in rank order, the same bits on every rank. Collective. */
+    status_t (*all_reduce)(backend_t *backend, float *data, size_t n);
+
+    status_t (*embed)(backend_t *backend, const embed_args_t *args);
+    status_t (*linear)(backend_t *backend, const linear_args_t *args);
+    status_t (*gr_mix)(backend_t *backend, const gr_mix_args_t *args);
+    status_t (*gr_inject)(backend_t *backend, const gr_inject_args_t *args);
+    status_t (*gdn_core)(backend_t *backend, const gdn_core_args_t *args);
+    status_t (*qsa_prepare)(backend_t *backend, const qsa_prepare_args_t *args);
+    status_t (*qsa_select)(backend_t *backend, const qsa_select_args_t *args);
+    status_t (*qsa_attend)(backend_t *backend, const qsa_attend_args_t *args);
+    status_t (*router)(backend_t *backend, const router_args_t *args);
+    status_t (*experts)(backend_t *backend, const experts_args_t *args);
+    status_t (*shared_expert)(backend_t *backend, const shared_expert_args_t *args);
+    status_t (*ple_gather)(backend_t *backend, const ple_gather_args_t *args);
+    status_t (*ple_mix)(backend_t *backend, const ple_mix_args_t *args);
+    status_t (*argmax)(backend_t *backend, const argmax_args_t *args);
+
+    void (*destroy)(backend_t *backend);
+} backend_ops_t;
+
+struct backend {
+    const backend_ops_t *ops;
+    comm_t *comm; /* borrowed */
+    void *state;  /* the backend's own */
+};
+
+typedef enum backend_kind { BACKEND_AUTO, BACKEND_CPU, BACKEND_CUDA } backend_kind_t;
+
+/* BACKEND_AUTO takes CUDA where it was built in and a device is there, else the CPU. STATUS_DEVICE if the one asked for
+ * is not to be had. The caller ends it with ops->destroy. */
+status_t backend_create(backend_kind_t kind, comm_t *comm, backend_t **backend);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

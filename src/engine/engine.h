@@ -1,0 +1,91 @@
+#ifndef GALVANI_ENGINE_ENGINE_H
+#define GALVANI_ENGINE_ENGINE_H
+
+/* One model on one tensor-parallel group, one sequence at a time: prefill, decode, and the choice of the next token.
+ * Collective throughout. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "backend/backend.h"
+#include "model/op_trace.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct engine engine_t;
+
+typedef struct engine_args {
+    const char *model_directory;
+    comm_t *comm;       /* borrowed */
+    backend_t *backend; /* borrowed */
+    int64_t
+        max_context; /* tokens that prompt and generation together may have; 0: max_position_embeddings of the config */
+    int64_t prefill_chunk;  /* tokens computed at once in prefill; 0: the default */
+    int32_t n_valid_tokens; /* ids from here on are padding and never chosen; 0: none */
+    bool keep_op_records;
+} engine_args_t;
+
+/* Loads the rank's shard; all ranks must hold one model. STATUS_INPUT, STATUS_MEMORY ... agreed on by all ranks. */
+status_t engine_create(const engine_args_t *args, engine_t **engine);
+void engine_destroy(engine_t *engine); /* NULL is allowed */
+
+/* Forgets the sequence. What follows equals what a fresh process computes. */
+status_t engine_reset(engine_t *engine);
+
+/* Runs `n_tokens` more tokens of the sequence; afterwards the logits of the last one are ready for engine_sample.
+ * Decode is the case n_tokens = 1. A call that would pass max_context fails with STATUS_USAGE and changes nothing. */
+status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens);
+
+/* How the next token is chosen from the logits. */
+typedef struct sampling {
+    double temperature; /* 0: greedy */
+    double top_p;       /* (0, 1] */
+    int64_t top_k;      /* 0: all */
+    uint64_t seed;
+    bool keep_logits; /* gather the full logits even if greedy */
+    int n_top_logprobs;
+} sampling_t;
+
+/* The chosen token and what it was chosen from; pointers are the engine's, valid until the next call, NULL where not
+ * asked for or not on rank 0. */
+typedef struct sample {
+    int32_t token;             /* on every rank */
+    const token_pair_t *pairs; /* [tp_size], greedy */
+    const float *logits;       /* [vocab_size] */
+    const int32_t *top_tokens; /* [n_top_logprobs], falling */
+    const float *top_logprobs; /* [n_top_logprobs], natural logarithm of the softmax at temperature 1 */
+} sample_t;
+
+/* Greedy: rank 0 gathers each rank's argmax pair, takes the largest value and the lowest id among equals, broadcasts.
+ * Else: gathered logits, padding ids excluded, temperature, top-k, top-p, then one draw that depends on seed and
+ * position alone, so the same on any tp_size whose logits agree. STATUS_NUMERICS on every rank if a logit is NaN or
+ * Inf. `outside` is rank 0's own status (a run file that cannot be written, a signal): all ranks return it instead of
+ * sampling. */
+status_t engine_sample(engine_t *engine, const sampling_t *sampling, status_t outside, sample_t *sample);
+
+/* Facts of the loaded model. */
+typedef struct engine_info {
+    int64_t vocab_size, max_context, n_layers;
+    int32_t eos_token_id;
+    const char *model_digest, *config_json; /* the engine's */
+} engine_info_t;
+engine_info_t engine_get_info(const engine_t *engine);
+
+/* Tokens of the sequence so far. */
+int64_t engine_position(const engine_t *engine);
+
+/* Times of the ops since the last op_trace_reset. */
+op_trace_t *engine_trace(engine_t *engine);
+
+/* Called after each layer with the residual streams h [n_tokens, hc_count, hidden_size] in backend memory; for tests.
+ */
+typedef void (*engine_layer_observer_t)(void *context, int64_t layer, const float *h, int64_t n_tokens);
+void engine_observe_layers(engine_t *engine, engine_layer_observer_t observer, void *context);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
