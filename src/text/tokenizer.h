@@ -21,13 +21,21 @@ typedef struct tokenizer tokenizer_t;
  * owns `*tokenizer` (tokenizer_destroy). */
 status_t tokenizer_load(const char *directory, tokenizer_t **tokenizer);
 
-/* The same from memory; `config` (the text of tokenizer_config.json) may be NULL. */
-status_t tokenizer_create(const char *json, size_t json_bytes, const char *config, size_t config_bytes,
-                          tokenizer_t **tokenizer);
+/* The two files in memory. `config` may be NULL; `directory` is for messages. */
+typedef struct tokenizer_source {
+    const char *directory;
+    const char *json; /* tokenizer.json */
+    size_t json_bytes;
+    const char *config; /* tokenizer_config.json */
+    size_t config_bytes;
+} tokenizer_source_t;
+
+/* tokenizer_load without the reading of files. Nothing of `source` is kept. */
+status_t tokenizer_create(const tokenizer_source_t *source, tokenizer_t **tokenizer);
 
 void tokenizer_destroy(tokenizer_t *tokenizer); /* NULL is allowed */
 
-/* Ids of UTF-8 text (NUL bytes are text). Nothing is added in front or behind. Added tokens that stand in the text
+/* Ids of UTF-8 text (a NUL is a character). Nothing is added in front or behind. Added tokens that stand in the text
  * become their ids. Text that is not UTF-8 fails with `fault` and the offset of the first bad byte. Empty text gives
  * no ids. The caller frees `*ids` with memory_free. */
 status_t tokenizer_encode(const tokenizer_t *tokenizer, const char *text, size_t text_bytes, status_t fault,

@@ -17,8 +17,8 @@ typedef struct utf8_stream {
     size_t n_held;
 } utf8_stream_t;
 
-/* Room that `text` needs for a push of `bytes`: each byte may become a U+FFFD (3 bytes), and so may those held. */
-#define UTF8_STREAM_ROOM(bytes) (3 * ((size_t)(bytes) + 3) + 1)
+/* Room that `text` needs for a push of `bytes`: each byte may become a U+FFFD (3 bytes), and so may what is held. */
+#define UTF8_STREAM_ROOM(bytes) (3 * ((size_t)(bytes) + 1) + 1)
 
 /* Adds `bytes` bytes and writes all whole characters, with a NUL behind, to `text`, which holds
  * UTF8_STREAM_ROOM(bytes). Returns the bytes written, without the NUL. */
