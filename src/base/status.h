@@ -8,11 +8,12 @@ extern "C" {
 /* One status type for the whole program. The values are galvani's exit statuses (README). */
 typedef enum status {
     STATUS_OK = 0,
-    STATUS_USAGE = 2,    /* the command line or a config is wrong */
-    STATUS_INPUT = 3,    /* an input file is missing, damaged, or of another model */
-    STATUS_MEMORY = 4,   /* not enough memory */
-    STATUS_DEVICE = 5,   /* a device, NCCL, MPI or output-file failure */
-    STATUS_NUMERICS = 6, /* NaN or Inf where there must be numbers */
+    STATUS_USAGE = 2,         /* the command line or a config is wrong */
+    STATUS_INPUT = 3,         /* an input file is missing, damaged, or of another model */
+    STATUS_MEMORY = 4,        /* not enough memory */
+    STATUS_DEVICE = 5,        /* a device, NCCL, MPI or output-file failure */
+    STATUS_NUMERICS = 6,      /* NaN or Inf where there must be numbers */
+    STATUS_INTERRUPTED = 130, /* stopped by SIGINT or SIGTERM, with everything so far written */
 } status_t;
 
 /* Records why `status` arose and returns it. Called once, where the fault is first known; callers

@@ -1,0 +1,79 @@
+#ifndef GALVANI_CLI_OPTIONS_H
+#define GALVANI_CLI_OPTIONS_H
+
+/* The one table of options: the command line, --config files, request lines and --help are all read from it. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/json.h"
+#include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Subcommands that share the table; a bit each. */
+typedef enum command_bit { COMMAND_RUN = 1, COMMAND_SHARD = 2 } command_bit_t;
+
+enum { OPTIONS_MAX_ROUTES = 32 };
+
+/* --route NAME=on|off */
+typedef struct route_choice {
+    const char *name;
+    bool on;
+} route_choice_t;
+
+/* The options in force. Strings live as long as the option_store that they came through. */
+typedef struct options {
+    /* prompt */
+    const char *prompt, *prompt_file, *tokens, *tokens_file;
+    /* chat */
+    bool chat, think, preserve_thinking;
+    const char *system, *reasoning_effort;
+    /* many */
+    const char *requests;
+    /* generation */
+    int64_t max_new, top_k, top_logprobs;
+    bool ignore_eos, logits;
+    double temperature, top_p;
+    int64_t seed;
+    /* system */
+    const char *model, *out, *backend, *comm, *trace, *log_level, *config;
+    int64_t prefill_chunk;
+    bool quiet;
+    route_choice_t routes[OPTIONS_MAX_ROUTES];
+    int n_routes;
+    /* shard */
+    const char *checkpoint, *quantize_experts;
+    int64_t tp;
+    /* what was asked for instead of work */
+    bool help;
+} options_t;
+
+/* Owns the texts that options point to. */
+typedef struct option_store option_store_t;
+status_t option_store_create(option_store_t **store);
+void option_store_destroy(option_store_t *store); /* NULL is allowed */
+
+/* Reads the command line of one subcommand (argv[0] is its name), and the --config file that it may name; what stands
+ * on the command line wins. STATUS_USAGE names the option that is wrong. */
+status_t options_parse(option_store_t *store, command_bit_t command, int argc, char **argv, options_t *options);
+
+/* Sets the options that a request line gives (any that may differ from request to request, with _ for -); keys named in
+ * `known`, a NULL-terminated list, are the caller's. STATUS_INPUT otherwise. */
+status_t options_apply_request(option_store_t *store, const json_t *request, const char *where,
+                               const char *const *known, options_t *options);
+
+/* The options in force as a JSON object, for the run file. The caller releases it with json_decref. */
+json_t *options_to_json(command_bit_t command, const options_t *options);
+
+/* Prints usage and the options of a subcommand. */
+void options_help(FILE *stream, command_bit_t command, const char *usage);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,164 @@
+#include "cli/recorder.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+
+/* Begin and length of one op. Every rank runs the same ops in the same order, so rank 0 knows their names. */
+typedef struct op_time {
+    int64_t start_ns, dur_ns;
+} op_time_t;
+
+struct recorder {
+    comm_t *comm;
+    engine_t *engine;
+    int64_t start_ns;
+    bool steps, ops;
+    int64_t n_steps;
+    run_file_t *file;     /* rank 0 */
+    int64_t *group_ns;    /* [tp_size, OP_N_GROUPS], rank 0 */
+    int64_t *device_ns;   /* [tp_size], rank 0 */
+    op_time_t *op_times;  /* [capacity] */
+    op_time_t *all_times; /* [tp_size, capacity], rank 0 */
+    op_record_t *records; /* [capacity], rank 0 */
+    size_t capacity;
+};
+
+static status_t allocate(size_t n, size_t item_bytes, void **pointer) {
+    return memory_alloc(MEMORY_OTHER, n, item_bytes, pointer);
+}
+
+static status_t recorder_build(const recorder_args_t *args, recorder_t *recorder) {
+    size_t n_ranks = (size_t)comm_tp_size(args->comm);
+    void *memory;
+    TRY(allocate(n_ranks * OP_N_GROUPS, sizeof(int64_t), &memory));
+    recorder->group_ns = memory;
+    TRY(allocate(n_ranks, sizeof(int64_t), &memory));
+    recorder->device_ns = memory;
+    if (args->ops) {
+        recorder->capacity = engine_trace(args->engine)->capacity;
+        TRY(allocate(recorder->capacity, sizeof(op_time_t), &memory));
+        recorder->op_times = memory;
+        TRY(allocate(recorder->capacity * n_ranks, sizeof(op_time_t), &memory));
+        recorder->all_times = memory;
+        TRY(allocate(recorder->capacity, sizeof(op_record_t), &memory));
+        recorder->records = memory;
+    }
+    if (args->file) TRY(run_file_create(args->file, &recorder->file));
+    return STATUS_OK;
+}
+
+status_t recorder_create(const recorder_args_t *args, recorder_t **recorder) {
+    void *memory = NULL;
+    status_t status = allocate(1, sizeof(recorder_t), &memory);
+    if (status == STATUS_OK) {
+        *(recorder_t *)memory = (recorder_t){.comm = args->comm,
+                                             .engine = args->engine,
+                                             .start_ns = args->start_ns,
+                                             .steps = args->steps,
+                                             .ops = args->ops};
+        status = recorder_build(args, memory);
+    }
+    status = comm_agree(args->comm, status);
+    if (status != STATUS_OK) {
+        recorder_destroy(memory);
+        return status;
+    }
+    op_trace_reset(engine_trace(args->engine));
+    *recorder = memory;
+    return STATUS_OK;
+}
+
+/* Gathers each rank's sums; rank 0 appends the row. */
+static status_t add_row(recorder_t *recorder, const sample_t *sample, int64_t begin_ns, int64_t end_ns) {
+    int64_t group_ns[OP_N_GROUPS] = {0};
+    if (recorder->steps) {
+        memcpy(group_ns, engine_trace(recorder->engine)->group_ns, sizeof group_ns);
+        int64_t busy_ns = 0;
+        for (int group = 0; group < OP_N_GROUPS; group++)
+            busy_ns += group_ns[group];
+        group_ns[OP_GROUP_HOST_GAP] = end_ns - begin_ns - busy_ns;
+        comm_gather(recorder->comm, group_ns, sizeof group_ns, recorder->group_ns);
+    }
+    if (!recorder->file) return STATUS_OK;
+    for (int rank = 0; rank < comm_tp_size(recorder->comm); rank++) {
+        recorder->device_ns[rank] = 0;
+        for (int group = 0; group < OP_GROUP_HOST_GAP; group++)
+            recorder->device_ns[rank] += recorder->group_ns[rank * OP_N_GROUPS + group];
+    }
+    run_step_t step = {.token = sample->token,
+                       .start_ns = begin_ns - recorder->start_ns,
+                       .wall_ns = end_ns - begin_ns,
+                       .host_gap_ns = group_ns[OP_GROUP_HOST_GAP],
+                       .device_ns = recorder->device_ns,
+                       .pairs = sample->pairs,
+                       .logits = sample->logits,
+                       .top_logprobs = sample->top_logprobs,
+                       .top_tokens = sample->top_tokens,
+                       .group_ns = recorder->group_ns};
+    return run_file_append(recorder->file, &step);
+}
+
+/* Gathers each rank's operators; rank 0 appends them rank by rank. */
+static status_t add_ops(recorder_t *recorder) {
+    const op_trace_t *trace = engine_trace(recorder->engine);
+    size_t n = trace->n_records;
+    for (size_t i = 0; i < n; i++)
+        recorder->op_times[i] = (op_time_t){.start_ns = trace->records[i].start_ns - recorder->start_ns,
+                                            .dur_ns = trace->records[i].dur_ns};
+    comm_gather(recorder->comm, recorder->op_times, n * sizeof(op_time_t), recorder->all_times);
+    if (!recorder->file) return STATUS_OK;
+    for (int rank = 0; rank < comm_tp_size(recorder->comm); rank++) {
+        for (size_t i = 0; i < n; i++) {
+            const op_time_t *time = &recorder->all_times[(size_t)rank * n + i];
+            recorder->records[i] = trace->records[i];
+            recorder->records[i].start_ns = time->start_ns;
+            recorder->records[i].dur_ns = time->dur_ns;
+        }
+        TRY(run_file_append_ops(recorder->file, recorder->n_steps, rank, recorder->records, n));
+    }
+    return STATUS_OK;
+}
+
+status_t recorder_add(recorder_t *recorder, const sample_t *sample, int64_t begin_ns, int64_t end_ns) {
+    status_t status = add_row(recorder, sample, begin_ns, end_ns);
+    if (recorder->ops) {
+        status_t ops_status = add_ops(recorder);
+        if (status == STATUS_OK) status = ops_status;
+    }
+    recorder->n_steps++;
+    op_trace_reset(engine_trace(recorder->engine));
+    return status;
+}
+
+status_t recorder_finish(recorder_t *recorder, const char *text, size_t text_bytes, const char *stop_reason) {
+    run_memory_t mine = {.weights = (int64_t)memory_bytes(MEMORY_WEIGHTS),
+                         .kv_cache = (int64_t)memory_bytes(MEMORY_KV_CACHE),
+                         .state = (int64_t)memory_bytes(MEMORY_STATE),
+                         .workspace = (int64_t)(memory_bytes(MEMORY_WORKSPACE) + memory_bytes(MEMORY_COMM)),
+                         .pinned_host = (int64_t)memory_bytes(MEMORY_PLE_TABLE),
+                         .peak_host_rss = (int64_t)memory_peak_rss_bytes()};
+    void *all = NULL;
+    status_t status = allocate((size_t)comm_tp_size(recorder->comm), sizeof mine, &all);
+    status = comm_agree(recorder->comm, status);
+    if (status != STATUS_OK) return status;
+    comm_gather(recorder->comm, &mine, sizeof mine, all);
+    if (recorder->file) {
+        run_file_t *file = recorder->file;
+        recorder->file = NULL;
+        status = run_file_finish(file, text, text_bytes, all, stop_reason);
+    }
+    memory_free(all);
+    return status;
+}
+
+void recorder_destroy(recorder_t *recorder) {
+    if (!recorder) return;
+    run_file_abandon(recorder->file);
+    memory_free(recorder->group_ns);
+    memory_free(recorder->device_ns);
+    memory_free(recorder->op_times);
+    memory_free(recorder->all_times);
+    memory_free(recorder->records);
+    memory_free(recorder);
+}
