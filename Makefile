@@ -52,7 +52,7 @@ UNIT_TESTS   := $(UNIT_SOURCES:tests/unit/%.c=$(BUILD)/%)
 FUZZ_SOURCES := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_TARGETS := $(FUZZ_SOURCES:tests/fuzz/%.c=build/fuzz/%)
 
-.PHONY: all help unit check asan fuzz format tidy headers golden shard-bench clean
+.PHONY: all help unit unit-build check asan fuzz format tidy headers golden shard-bench clean
 all: build/galvani
 
 help:
@@ -92,6 +92,7 @@ $(BUILD)/tests/unit/%.o: tests/unit/%.c
 	@mkdir -p $(@D)
 	$(MPICC) $(CPPFLAGS) -Itests $(CFLAGS) -MMD -MP -c -o $@ $<
 
+unit-build: $(UNIT_TESTS)
 unit: $(UNIT_TESTS)
 	@bash scripts/run_unit.sh $(UNIT_TESTS)
 
