@@ -1,0 +1,183 @@
+#include "base/h5.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/memory.h"
+
+enum { REASON_BYTES = 512 };
+
+void h5_init(void) {
+    static bool is_ready = false;
+    if (!is_ready) H5dont_atexit();
+    is_ready = true;
+    /* The switch is per thread in a thread-safe HDF5. */
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+}
+
+/* What the error stack says. HDF5 puts the system's error into the text of an entry, "..., errno = 28, ...". */
+typedef struct reason {
+    int system_error;
+    bool is_lock;
+    char text[REASON_BYTES];
+} reason_t;
+
+static herr_t read_entry(unsigned n, const H5E_error2_t *entry, void *context) {
+    reason_t *reason = context;
+    const char *text = entry->desc ? entry->desc : "";
+    if (n == 0) snprintf(reason->text, sizeof reason->text, "%s", text);
+    const char *number = strstr(text, "errno = ");
+    if (number && reason->system_error == 0) sscanf(number, "errno = %d", &reason->system_error);
+    if (strstr(text, "unable to lock file")) reason->is_lock = true;
+    return 0;
+}
+
+status_t h5_fail(status_t status, const char *action, const char *path) {
+    reason_t reason = {.text = ""};
+    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, read_entry, &reason);
+    H5Eclear2(H5E_DEFAULT);
+    if (reason.is_lock)
+        return status_fail(status,
+                           "cannot %s %s: it cannot be locked (%s). Either another program has it open, or its file "
+                           "system has no locks: then set HDF5_USE_FILE_LOCKING=FALSE in the environment",
+                           action, path, strerror(reason.system_error));
+    if (reason.system_error)
+        return status_fail(status, "cannot %s %s: %s", action, path, strerror(reason.system_error));
+    return status_fail(status, "cannot %s %s: HDF5 says \"%s\"", action, path, reason.text);
+}
+
+hid_t h5_access_list(bool lock) {
+    hid_t list = H5Pcreate(H5P_FILE_ACCESS);
+    if (list < 0) return list;
+#if H5_VERSION_GE(1, 10, 7)
+    H5Pset_file_locking(list, lock, true);
+#else
+    (void)lock;
+#endif
+    return list;
+}
+
+status_t h5_open_for_read(const char *path, hid_t *file, bool *is_open_for_write) {
+    h5_init();
+    if (file_is_directory(path)) return status_fail(STATUS_INPUT, "%s is a directory, not a file", path);
+    if (access(path, R_OK) != 0) return status_fail(STATUS_INPUT, "cannot read %s: %s", path, strerror(errno));
+    if (H5Fis_hdf5(path) <= 0) {
+        H5Eclear2(H5E_DEFAULT);
+        return status_fail(STATUS_INPUT, "%s is not an HDF5 file, or its beginning is damaged", path);
+    }
+    hid_t list = h5_access_list(false);
+    hid_t opened = H5Fopen(path, H5F_ACC_RDONLY, list);
+    bool is_live = opened < 0;
+    if (is_live) opened = H5Fopen(path, H5F_ACC_RDONLY | H5F_ACC_SWMR_READ, list);
+    status_t status = opened < 0 ? h5_fail(STATUS_INPUT, "read", path) : STATUS_OK;
+    H5Pclose(list);
+    if (status != STATUS_OK) return status;
+    H5Eclear2(H5E_DEFAULT);
+    *file = opened;
+    if (is_open_for_write) *is_open_for_write = is_live;
+    return STATUS_OK;
+}
+
+/* Creates or replaces a scalar attribute. */
+static herr_t put_attribute(hid_t object, const char *name, hid_t type, const void *value) {
+    htri_t exists = H5Aexists(object, name);
+    if (exists > 0 && H5Adelete(object, name) < 0) return -1;
+    hid_t space = H5Screate(H5S_SCALAR);
+    hid_t attribute = H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT);
+    herr_t result = attribute < 0 ? -1 : H5Awrite(attribute, type, value);
+    if (attribute >= 0) H5Aclose(attribute);
+    if (space >= 0) H5Sclose(space);
+    return result;
+}
+
+/* Variable-length UTF-8. */
+static hid_t text_type(void) {
+    hid_t type = H5Tcopy(H5T_C_S1);
+    H5Tset_size(type, H5T_VARIABLE);
+    H5Tset_cset(type, H5T_CSET_UTF8);
+    return type;
+}
+
+herr_t h5_put_text(hid_t object, const char *name, const char *text) {
+    hid_t type = text_type();
+    herr_t result = put_attribute(object, name, type, &text);
+    H5Tclose(type);
+    return result;
+}
+
+herr_t h5_put_int(hid_t object, const char *name, int64_t value) {
+    return put_attribute(object, name, H5T_NATIVE_INT64, &value);
+}
+
+/* Reads an open attribute as one text. */
+static status_t read_text(hid_t attribute, hid_t type, const char *name, const char *path, char **text) {
+    if (H5Tget_class(type) != H5T_STRING || H5Aget_storage_size(attribute) == 0)
+        return status_fail(STATUS_INPUT, "%s: the attribute \"%s\" is not a text", path, name);
+    void *memory;
+    if (H5Tis_variable_str(type) > 0) {
+        char *value = NULL;
+        hid_t memory_type = H5Tcopy(type);
+        herr_t result = H5Aread(attribute, memory_type, &value);
+        H5Tclose(memory_type);
+        if (result < 0) return h5_fail(STATUS_INPUT, "read", path);
+        if (!value) value = H5allocate_memory(1, true);
+        status_t status = memory_alloc(MEMORY_OTHER, strlen(value) + 1, 1, &memory);
+        if (status == STATUS_OK) strcpy(memory, value);
+        H5free_memory(value);
+        TRY(status);
+    } else {
+        TRY(memory_alloc(MEMORY_OTHER, H5Tget_size(type) + 1, 1, &memory));
+        if (H5Aread(attribute, type, memory) < 0) {
+            memory_free(memory);
+            return h5_fail(STATUS_INPUT, "read", path);
+        }
+    }
+    *text = memory;
+    return STATUS_OK;
+}
+
+/* Opens an attribute that must hold one value. */
+static status_t open_attribute(hid_t object, const char *name, const char *path, hid_t *attribute) {
+    if (H5Aexists(object, name) <= 0) {
+        H5Eclear2(H5E_DEFAULT);
+        return status_fail(STATUS_INPUT, "%s: the attribute \"%s\" is missing", path, name);
+    }
+    hid_t opened = H5Aopen(object, name, H5P_DEFAULT);
+    if (opened < 0) return h5_fail(STATUS_INPUT, "read", path);
+    hid_t space = H5Aget_space(opened);
+    hssize_t n = H5Sget_simple_extent_npoints(space);
+    H5Sclose(space);
+    if (n != 1) {
+        H5Aclose(opened);
+        return status_fail(STATUS_INPUT, "%s: the attribute \"%s\" does not hold one value", path, name);
+    }
+    *attribute = opened;
+    return STATUS_OK;
+}
+
+status_t h5_get_text(hid_t object, const char *name, const char *path, char **text) {
+    hid_t attribute;
+    TRY(open_attribute(object, name, path, &attribute));
+    hid_t type = H5Aget_type(attribute);
+    status_t status = read_text(attribute, type, name, path, text);
+    H5Tclose(type);
+    H5Aclose(attribute);
+    return status;
+}
+
+status_t h5_get_int(hid_t object, const char *name, const char *path, int64_t *value) {
+    hid_t attribute;
+    TRY(open_attribute(object, name, path, &attribute));
+    hid_t type = H5Aget_type(attribute);
+    status_t status = STATUS_OK;
+    if (H5Tget_class(type) != H5T_INTEGER)
+        status = status_fail(STATUS_INPUT, "%s: the attribute \"%s\" is not a whole number", path, name);
+    else if (H5Aread(attribute, H5T_NATIVE_INT64, value) < 0)
+        status = h5_fail(STATUS_INPUT, "read", path);
+    H5Tclose(type);
+    H5Aclose(attribute);
+    return status;
+}
