@@ -21,7 +21,7 @@ endif
 CONF  := $(if $(filter 1,$(USE_CUDA)),cuda,cpu)$(if $(filter 1,$(DEBUG)),-debug)$(if $(SANITIZE),-asan)
 BUILD := build/$(CONF)
 
-PACKAGES := hdf5 jansson libpcre2-8 libutf8proc libxxhash libcrypto
+PACKAGES := hdf5 jansson libpcre2-8 libutf8proc libxxhash libcrypto cairo
 MISSING  := $(foreach p,$(PACKAGES) ,$(shell $(PKG) --exists $(p) 2>/dev/null || echo $(p)))
 ifneq ($(strip $(MISSING)),)
 ifeq ($(filter help clean,$(MAKECMDGOALS)),)

@@ -6,7 +6,7 @@ set -euo pipefail
 packages=(
     build-essential pkg-config git
     libopenmpi-dev openmpi-bin
-    libhdf5-dev libjansson-dev libpcre2-dev libutf8proc-dev libxxhash-dev libssl-dev
+    libhdf5-dev libjansson-dev libpcre2-dev libutf8proc-dev libxxhash-dev libssl-dev libcairo2-dev
     libcmocka-dev python3 python3-pytest python3-h5py python3-numpy
 )
 

@@ -1,0 +1,44 @@
+#include "trace/provenance.h"
+
+#include <cairo.h>
+#include <hdf5.h>
+#include <jansson.h>
+#include <mpi.h>
+#include <openssl/crypto.h>
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <string.h>
+#include <unistd.h>
+#include <utf8proc.h>
+#include <xxhash.h>
+
+const char *provenance_commit(void) { return GALVANI_COMMIT; }
+
+void provenance_host(char text[PROVENANCE_TEXT_BYTES]) {
+    if (gethostname(text, PROVENANCE_TEXT_BYTES) != 0) strcpy(text, "unknown");
+    text[PROVENANCE_TEXT_BYTES - 1] = '\0';
+}
+
+void provenance_hdf5(char text[PROVENANCE_TEXT_BYTES]) {
+    unsigned major = 0, minor = 0, release = 0;
+    H5get_libversion(&major, &minor, &release);
+    snprintf(text, PROVENANCE_TEXT_BYTES, "%u.%u.%u", major, minor, release);
+}
+
+void provenance_print_version(FILE *stream) {
+    char hdf5[PROVENANCE_TEXT_BYTES], mpi[MPI_MAX_LIBRARY_VERSION_STRING], pcre2[64];
+    int length;
+    provenance_hdf5(hdf5);
+    MPI_Get_library_version(mpi, &length);
+    mpi[strcspn(mpi, ",\n")] = '\0';
+    pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
+    fprintf(stream, "galvani   %s\n", provenance_commit());
+    fprintf(stream, "MPI       %s\n", mpi);
+    fprintf(stream, "HDF5      %s\n", hdf5);
+    fprintf(stream, "jansson   %s\n", JANSSON_VERSION);
+    fprintf(stream, "PCRE2     %s\n", pcre2);
+    fprintf(stream, "utf8proc  %s\n", utf8proc_version());
+    fprintf(stream, "xxHash    %u\n", XXH_versionNumber());
+    fprintf(stream, "OpenSSL   %s\n", OpenSSL_version(OPENSSL_VERSION));
+    fprintf(stream, "cairo     %s\n", cairo_version_string());
+}
