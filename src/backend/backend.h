@@ -32,10 +32,17 @@ typedef struct backend backend_t;
 typedef struct backend_ops {
     const char *name; /* "cpu" or "cuda" */
 
+    /* Whether needed[label] bytes can be had on every rank of this host at once. To be asked before the first of them
+     * allocates. STATUS_MEMORY says how much is needed and how much there is. */
+    status_t (*check_memory)(backend_t *backend, const size_t needed[MEMORY_N_LABELS]);
+
     /* Zeroed memory, accounted under its label. `pointer` is written only on success. */
     status_t (*alloc)(backend_t *backend, memory_label_t label, size_t bytes, void **pointer);
     void (*free)(backend_t *backend, void *pointer); /* NULL is allowed */
     status_t (*zero)(backend_t *backend, void *pointer, size_t bytes);
+
+    /* Where the host may read and write the memory itself; NULL where only upload and download reach it. */
+    void *(*host_address)(backend_t *backend, void *pointer);
 
     /* Between host and backend memory; both return when the host side may be used again. */
     status_t (*upload)(backend_t *backend, void *destination, const void *host, size_t bytes);

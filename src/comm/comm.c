@@ -2,6 +2,7 @@
 
 #include <limits.h>
 #include <mpi.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,10 +16,26 @@ enum {
 };
 
 struct comm {
-    int tp_rank, tp_size, local_rank;
+    int tp_rank, tp_size, local_rank, local_size, local_cores;
     char library[MPI_MAX_LIBRARY_VERSION_STRING];
     float *gathered; /* [tp_size, REDUCE_CHUNK] */
 };
+
+/* mpirun may bind each rank to its own cores, or let all ranks of a host run on all of them. Collective over `host`. */
+static int share_cores(MPI_Comm host) {
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    sched_getaffinity(0, sizeof mask, &mask);
+    int own[CPU_SETSIZE], users[CPU_SETSIZE];
+    for (size_t core = 0; core < CPU_SETSIZE; core++)
+        own[core] = CPU_ISSET(core, &mask) ? 1 : 0;
+    MPI_Allreduce(own, users, CPU_SETSIZE, MPI_INT, MPI_SUM, host);
+    double share = 0.0;
+    for (size_t core = 0; core < CPU_SETSIZE; core++) {
+        if (own[core]) share += 1.0 / users[core];
+    }
+    return share < 1.0 ? 1 : (int)(share + 0.001);
+}
 
 status_t comm_init(comm_t **comm) {
     int provided;
@@ -33,6 +50,8 @@ status_t comm_init(comm_t **comm) {
     MPI_Comm host;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, created->tp_rank, MPI_INFO_NULL, &host);
     MPI_Comm_rank(host, &created->local_rank);
+    MPI_Comm_size(host, &created->local_size);
+    created->local_cores = share_cores(host);
     MPI_Comm_free(&host);
 
     int length;
@@ -63,6 +82,10 @@ int comm_tp_size(const comm_t *comm) { return comm->tp_size; }
 
 int comm_local_rank(const comm_t *comm) { return comm->local_rank; }
 
+int comm_local_size(const comm_t *comm) { return comm->local_size; }
+
+int comm_local_cores(const comm_t *comm) { return comm->local_cores; }
+
 const char *comm_library(const comm_t *comm) { return comm->library; }
 
 /* Message sizes are ints in MPI; everything larger is cut into chunks before it comes here. */
@@ -89,7 +112,7 @@ status_t comm_agree(comm_t *comm, status_t status) {
     MPI_Bcast(&outcome, (int)sizeof outcome, MPI_BYTE, first, MPI_COMM_WORLD);
 
     status_clear();
-    if (n_failed == comm->tp_size) return status_fail((status_t)outcome.status, "%s", outcome.message);
+    if (n_failed == comm->tp_size || first == 0) return status_fail((status_t)outcome.status, "%s", outcome.message);
     return status_fail((status_t)outcome.status, "rank %d: %s", first, outcome.message);
 }
 

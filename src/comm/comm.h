@@ -24,14 +24,19 @@ void comm_finalize(comm_t *comm);
 int comm_tp_rank(const comm_t *comm);
 int comm_tp_size(const comm_t *comm);
 
-/* Rank among the processes of this host. */
+/* Rank among the processes of this host, and how many they are. */
 int comm_local_rank(const comm_t *comm);
+int comm_local_size(const comm_t *comm);
+
+/* How many threads this rank should use: the cores of its affinity mask, each divided by the ranks that share it; at
+ * least 1. */
+int comm_local_cores(const comm_t *comm);
 
 /* Name and version of the MPI library, one line; owned by the comm. */
 const char *comm_library(const comm_t *comm);
 
 /* Makes one outcome of many: returns the status of the lowest rank that failed, on every rank, and gives every rank
- * that rank's message (naming the rank, if not all failed alike). STATUS_OK if none failed. */
+ * that rank's message (naming the rank, if it is neither all of them nor rank 0). STATUS_OK if none failed. */
 status_t comm_agree(comm_t *comm, status_t status);
 
 /* data[i] = sum over ranks of data[i], added in rank order in FP32, so that every rank gets the same bits whatever the
