@@ -1,0 +1,260 @@
+#include "text/chat_effort.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "text/jinja_lexer.h"
+
+const char *const chat_effort_names[CHAT_N_EFFORTS] = {"xhigh", "medium", "low"};
+
+enum { MAX_DEPTH = 64, MAX_DICTIONARIES = 16, ALL_EFFORTS = (1 << CHAT_N_EFFORTS) - 1 };
+
+/* For which efforts the statements at hand are run, thinking being on. */
+typedef struct branch {
+    unsigned efforts; /* bit per chat_effort_t */
+    bool unclear;     /* behind a condition that is not understood */
+} branch_t;
+
+/* An open if (or for, which has an else as well). */
+typedef struct chain {
+    branch_t outside;
+    unsigned taken; /* efforts of the branches so far, which later ones do not see */
+    bool unclear;
+} chain_t;
+
+typedef struct reader {
+    const char *where;
+    jinja_statement_t statement;
+    branch_t branch;
+    chain_t chains[MAX_DEPTH];
+    size_t n_chains;
+    struct {
+        jinja_token_t name;
+        const char *statement; /* where it is assigned in the template */
+    } dictionaries[MAX_DICTIONARIES];
+    size_t n_dictionaries;
+    char **sentences;
+} reader_t;
+
+static status_t not_understood(const reader_t *reader, const char *what) {
+    const jinja_token_t *first = &reader->statement.tokens[0];
+    return status_fail(
+        STATUS_INPUT,
+        "%s: %s in \"%.60s\" is not understood; render the prompt elsewhere and give it with --prompt-file",
+        reader->where, what, first->start);
+}
+
+/* The effort that a string literal names, CHAT_N_EFFORTS if none. */
+static chat_effort_t named_effort(const jinja_statement_t *statement, size_t i) {
+    int effort = CHAT_N_EFFORTS;
+    if (jinja_is_string(statement, i)) {
+        const jinja_token_t *token = &statement->tokens[i];
+        for (effort = 0; effort < CHAT_N_EFFORTS; ++effort)
+            if (token->bytes == strlen(chat_effort_names[effort]) &&
+                memcmp(token->start, chat_effort_names[effort], token->bytes) == 0)
+                break;
+    }
+    return (chat_effort_t)effort;
+}
+
+/* Whether the condition, in which enable_thinking is token `i`, holds when thinking is off: "not enable_thinking",
+ * "enable_thinking is false". */
+static bool asks_for_off(const jinja_statement_t *s, size_t i) {
+    bool compares = jinja_is(s, i + 1, "is") || jinja_is(s, i + 1, "==");
+    return jinja_is(s, i - 1, "not") || (compares && (jinja_is(s, i + 2, "false") || jinja_is(s, i + 2, "False")));
+}
+
+/* Reads the condition of an if or elif. `*decides` tells whether it is about effort or thinking; others (about
+ * messages, say) may go either way for every effort. */
+static branch_t read_condition(const jinja_statement_t *s, bool *decides) {
+    unsigned named = 0;
+    bool equal = false, unequal = false, negated = false, thinking = false, off = false;
+    for (size_t i = 1; i < s->n; ++i) {
+        chat_effort_t effort = named_effort(s, i);
+        if (effort != CHAT_N_EFFORTS) named |= 1u << effort;
+        if (jinja_is(s, i, "enable_thinking")) {
+            thinking = true;
+            off = off || asks_for_off(s, i);
+        }
+        bool not_before = jinja_is(s, i - 1, "not");
+        equal = equal || jinja_is(s, i, "==") || (jinja_is(s, i, "in") && !not_before);
+        unequal = unequal || jinja_is(s, i, "!=") || (jinja_is(s, i, "in") && not_before);
+        negated = negated || (jinja_is(s, i, "not") && !jinja_is(s, i - 1, "is") && !jinja_is(s, i + 1, "in"));
+    }
+    *decides = named || thinking;
+    if (named)
+        return (branch_t){.efforts = unequal ? ALL_EFFORTS & ~named : named,
+                          .unclear = equal == unequal || negated || off};
+    return (branch_t){.efforts = off ? 0 : ALL_EFFORTS};
+}
+
+/* Enters the branch of an if, elif or else. */
+static void enter_branch(reader_t *reader, chain_t *chain, bool has_condition) {
+    branch_t condition = {.efforts = ALL_EFFORTS};
+    bool decides = false;
+    if (has_condition) condition = read_condition(&reader->statement, &decides);
+    chain->unclear = chain->unclear || condition.unclear;
+    reader->branch.efforts = chain->outside.efforts & condition.efforts & ~chain->taken;
+    reader->branch.unclear = chain->outside.unclear || chain->unclear;
+    if (decides) chain->taken |= condition.efforts;
+}
+
+/* Follows if, elif, else, endif, for and endfor. `*is_flow` tells whether the statement was one of them. */
+static status_t follow_flow(reader_t *reader, bool *is_flow) {
+    const jinja_statement_t *s = &reader->statement;
+    chain_t *chain = reader->n_chains ? &reader->chains[reader->n_chains - 1] : NULL;
+    bool opens_if = jinja_is(s, 0, "if"), opens_for = jinja_is(s, 0, "for");
+    bool continues = jinja_is(s, 0, "elif") || jinja_is(s, 0, "else");
+    bool closes = jinja_is(s, 0, "endif") || jinja_is(s, 0, "endfor");
+    *is_flow = opens_if || opens_for || continues || closes;
+    if (opens_if || opens_for) {
+        if (reader->n_chains == MAX_DEPTH) return not_understood(reader, "the nesting");
+        chain = &reader->chains[reader->n_chains++];
+        *chain = (chain_t){.outside = reader->branch};
+        if (opens_if) enter_branch(reader, chain, true);
+        return STATUS_OK;
+    }
+    if (!*is_flow) return STATUS_OK;
+    if (!chain) return not_understood(reader, "the nesting");
+    if (continues) enter_branch(reader, chain, jinja_is(s, 0, "elif"));
+    if (closes) {
+        reader->branch = chain->outside;
+        --reader->n_chains;
+    }
+    return STATUS_OK;
+}
+
+/* Reads the string literals at token `*i`, joined with ~ or + or by standing side by side, and sets them as the
+ * sentence of `efforts`. */
+static status_t assign_literal(reader_t *reader, size_t *i, unsigned efforts) {
+    const jinja_statement_t *s = &reader->statement;
+    size_t end = *i, room = 1;
+    while (jinja_is_string(s, end)) {
+        room += s->tokens[end++].bytes;
+        if ((jinja_is(s, end, "~") || jinja_is(s, end, "+")) && jinja_is_string(s, end + 1)) ++end;
+    }
+    for (int effort = 0; effort < CHAT_N_EFFORTS; ++effort) {
+        if (!(efforts & 1u << effort)) continue;
+        void *memory;
+        TRY(memory_alloc(MEMORY_OTHER, room, 1, &memory));
+        memory_free(reader->sentences[effort]);
+        reader->sentences[effort] = memory;
+        size_t n = 0;
+        for (size_t k = *i; k < end; ++k)
+            if (jinja_is_string(s, k) && !jinja_append_string(&s->tokens[k], memory, &n))
+                return not_understood(reader, "an escape");
+    }
+    *i = end;
+    return STATUS_OK;
+}
+
+/* Sets the sentences from the dictionary that begins at token `*i`; efforts that it lacks get the empty one. */
+static status_t assign_dictionary(reader_t *reader, size_t *i, unsigned efforts) {
+    const jinja_statement_t *s = &reader->statement;
+    for (int effort = 0; effort < CHAT_N_EFFORTS; ++effort) {
+        if (!(efforts & 1u << effort)) continue;
+        memory_free(reader->sentences[effort]);
+        reader->sentences[effort] = NULL;
+    }
+    size_t k = *i + 1;
+    while (!jinja_is(s, k, "}")) {
+        chat_effort_t effort = named_effort(s, k);
+        if (effort == CHAT_N_EFFORTS || !jinja_is(s, k + 1, ":") || !jinja_is_string(s, k + 2))
+            return not_understood(reader, "the dictionary");
+        k += 2;
+        TRY(assign_literal(reader, &k, efforts & 1u << effort));
+        if (jinja_is(s, k, ",")) ++k;
+    }
+    *i = k + 1;
+    return STATUS_OK;
+}
+
+/* Whether what begins at token `i` picks the entry of the effort from a dictionary, and nothing follows: [effort],
+ * [effort | default('xhigh')], .get(effort), .get(effort, ''), or ['low'] where the effort is known to be low. */
+static bool is_lookup(const jinja_statement_t *s, size_t i, unsigned efforts) {
+    bool by_get = jinja_is(s, i, ".") && jinja_is(s, i + 1, "get") && jinja_is(s, i + 2, "(");
+    if (!by_get && !jinja_is(s, i, "[")) return false;
+    if (!jinja_is(s, s->n - 1, by_get ? ")" : "]")) return false;
+    size_t key = by_get ? i + 3 : i + 1;
+    for (size_t k = key; k < s->n; ++k) {
+        if (!jinja_is_string(s, k) || s->tokens[k].bytes == 0) continue;
+        chat_effort_t effort = named_effort(s, k);
+        if (effort == CHAT_N_EFFORTS || (k == key && efforts != 1u << effort)) return false;
+    }
+    return true;
+}
+
+/* Remembers `set NAME = {`, for a lookup further down. */
+static status_t remember_dictionary(reader_t *reader, const char *statement) {
+    const jinja_statement_t *s = &reader->statement;
+    if (!jinja_is(s, 2, "=") || !jinja_is(s, 3, "{")) return STATUS_OK;
+    if (reader->n_dictionaries == MAX_DICTIONARIES) return not_understood(reader, "one dictionary more");
+    reader->dictionaries[reader->n_dictionaries].name = s->tokens[1];
+    reader->dictionaries[reader->n_dictionaries++].statement = statement;
+    return STATUS_OK;
+}
+
+/* Sets the sentences from the remembered dictionary with the name of `token`, the latest if there are several. The
+ * statement at hand is overwritten. */
+static status_t assign_remembered(reader_t *reader, const jinja_token_t *token, bool *found) {
+    *found = false;
+    for (size_t i = reader->n_dictionaries; i-- > 0 && !*found;) {
+        const jinja_token_t *name = &reader->dictionaries[i].name;
+        if (name->bytes != token->bytes || memcmp(name->start, token->start, name->bytes) != 0) continue;
+        const char *next = reader->dictionaries[i].statement;
+        TRY(jinja_next_statement(&next, reader->where, &reader->statement, found));
+        size_t brace = 3;
+        TRY(assign_dictionary(reader, &brace, reader->branch.efforts));
+    }
+    return STATUS_OK;
+}
+
+/* Follows `set`. `statement` is where it stands in the template. */
+static status_t follow_set(reader_t *reader, const char *statement) {
+    const jinja_statement_t *s = &reader->statement;
+    size_t equal = 1;
+    while (equal < s->n && !jinja_is(s, equal, "="))
+        ++equal;
+    if (!jinja_is(s, equal - 1, "reasoning_instructions")) return remember_dictionary(reader, statement);
+    if (reader->branch.efforts == 0) return STATUS_OK;
+    if (reader->branch.unclear) return not_understood(reader, "a condition around the assignment");
+
+    size_t i = equal + 1;
+    if (jinja_is_string(s, i)) {
+        TRY(assign_literal(reader, &i, reader->branch.efforts));
+        if (i == s->n) return STATUS_OK;
+    } else if (jinja_is(s, i, "{")) {
+        TRY(assign_dictionary(reader, &i, reader->branch.efforts));
+        if (is_lookup(s, i, reader->branch.efforts)) return STATUS_OK;
+    } else if (i < s->n && s->tokens[i].kind == JINJA_NAME && is_lookup(s, i + 1, reader->branch.efforts)) {
+        bool found;
+        TRY(assign_remembered(reader, &s->tokens[i], &found));
+        if (found) return STATUS_OK;
+    }
+    return not_understood(reader, "the assignment");
+}
+
+status_t chat_effort_read(const char *text, const char *where, char *sentences[CHAT_N_EFFORTS]) {
+    void *memory;
+    TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(reader_t), &memory));
+    reader_t *reader = memory;
+    reader->where = where;
+    reader->branch.efforts = ALL_EFFORTS;
+    reader->sentences = sentences;
+    for (int effort = 0; effort < CHAT_N_EFFORTS; ++effort)
+        sentences[effort] = NULL;
+
+    status_t status = STATUS_OK;
+    for (;;) {
+        const char *statement = text;
+        bool found, is_flow;
+        TRY_GOTO(jinja_next_statement(&text, where, &reader->statement, &found), end);
+        if (!found) break;
+        TRY_GOTO(follow_flow(reader, &is_flow), end);
+        if (!is_flow && jinja_is(&reader->statement, 0, "set")) TRY_GOTO(follow_set(reader, statement), end);
+    }
+end:
+    memory_free(reader);
+    return status;
+}
