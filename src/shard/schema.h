@@ -57,6 +57,7 @@
 
 #include "base/dtype.h"
 #include "checkpoint/config.h"
+#include "checkpoint/nvfp4.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -64,7 +65,7 @@ extern "C" {
 
 typedef enum expert_format { EXPERTS_NVFP4, EXPERTS_F16 } expert_format_t;
 
-enum { SCHEMA_MAX_DIMS = 3, SCHEMA_PATH_BYTES = 64, NVFP4_BLOCK = 16 };
+enum { SCHEMA_MAX_DIMS = 3, SCHEMA_PATH_BYTES = 64 };
 
 /* What distinguishes two models of one config. */
 typedef struct schema_options {
