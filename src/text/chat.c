@@ -68,7 +68,10 @@ status_t chat_template_create(const char *text, size_t text_bytes, const char *w
     TRY_GOTO(memory_alloc(MEMORY_OTHER, 1, sizeof(chat_template_t), &memory), end);
     created = memory;
     TRY_GOTO(chat_effort_read(copy, where, created->sentences), end);
-    if (!created->sentences[CHAT_EFFORT_XHIGH] && !created->sentences[CHAT_EFFORT_LOW]) {
+    bool is_assigned = false;
+    for (int effort = 0; effort < CHAT_N_EFFORTS; ++effort)
+        is_assigned = is_assigned || created->sentences[effort];
+    if (!is_assigned) {
         status =
             status_fail(STATUS_INPUT,
                         "%s assigns no sentence to reasoning_instructions; render the prompt elsewhere and give it "
