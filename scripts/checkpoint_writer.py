@@ -73,7 +73,7 @@ def float_entry(name: str, dtype: str, values: np.ndarray) -> Entry:
 def write_safetensors(path, entries: Iterable[Entry], header="natural", reverse_data=False, metadata=None) -> int:
     """Writes one file, tensors in string order of their names; returns its length in bytes.
 
-    header: "natural" leaves the JSON as long as it is, "odd" makes the data start at an odd offset, "aligned" pads to 8.
+    header: "natural" leaves the JSON as it is, "odd" makes the data start at an odd offset, "aligned" pads to 8.
     reverse_data: lay the data in the opposite order of the header's entries.
     """
     entries = sorted(entries, key=lambda entry: entry.name)

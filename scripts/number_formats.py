@@ -78,7 +78,8 @@ def nvfp4_scale_2(*matrices: np.ndarray) -> np.float32:
 def nvfp4_quantize(matrix: np.ndarray, scale_2: np.float32 | None = None) -> Nvfp4:
     """FP32 matrix [N, K] (K a multiple of 16) -> NVFP4 by ModelOpt's rules.
 
-    A block of zeros has scale 1. A block scale below half of E4M3's least value becomes 0, and the block with it.
+    A block of zeros has scale 1. A block scale of at most 2^-10, half of E4M3's least value, becomes 0 and the block's
+    codes with it.
     """
     n_rows, n_columns = matrix.shape
     if n_columns % BLOCK:
@@ -89,8 +90,8 @@ def nvfp4_quantize(matrix: np.ndarray, scale_2: np.float32 | None = None) -> Nvf
     block_scales[block_scales == 0] = 1
     scales = e4m3_codes(block_scales)
     divisors = (E4M3_VALUES[scales] * scale_2)[..., None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        codes = e2m1_codes(np.nan_to_num(blocks / divisors, nan=0.0)).reshape(n_rows, n_columns)
+    scaled = np.divide(blocks, divisors, out=np.zeros_like(blocks), where=divisors != 0)
+    codes = e2m1_codes(scaled).reshape(n_rows, n_columns)
     return Nvfp4(codes[:, 0::2] | codes[:, 1::2] << 4, scales, scale_2)
 
 
