@@ -209,21 +209,10 @@ def gdn(seed: int, n: int, keys: int, values: int, key_dim: int, value_dim: int,
     return sizes, data
 
 
-def qsa(
-    seed: int,
-    n: int,
-    heads: int,
-    kv_heads: int,
-    dim: int,
-    rotary: int,
-    index_heads: int,
-    index_dim: int,
-    ratio: int,
-    select: int,
-    theta: float = 10000000.0,
-    equal_scores: bool = False,
-):
+def qsa(seed, n: int, shape: tuple, index_shape: tuple, ratio: int, select: int, theta=1e7, equal_scores=False):
     """QSA attention between its projections, from position 0. Seeds with a near tie at the cut are passed over."""
+    heads, kv_heads, dim, rotary = shape
+    index_heads, index_dim = index_shape
     rope_parameters = {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": rotary / dim}
     config = small_config(
         num_attention_heads=heads,
@@ -465,72 +454,49 @@ def nvfp4(seed: int, n_rows: int, n_columns: int, edges: bool):
     return {"n_rows": n_rows, "n_columns": n_columns}, data
 
 
+def case(function, **arguments):
+    return function, arguments
+
+
 # operator -> case -> (function, arguments)
 CASES = {
     "gr": {
-        "four_streams": (gr, dict(n=5, streams=4, hidden=24, rank=7, inject=True)),
-        "three_streams": (gr, dict(n=3, streams=3, hidden=33, rank=5, inject=True)),
-        "final": (gr, dict(n=4, streams=4, hidden=24, rank=7, inject=False)),
+        "four_streams": case(gr, n=5, streams=4, hidden=24, rank=7, inject=True),
+        "three_streams": case(gr, n=3, streams=3, hidden=33, rank=5, inject=True),
+        "final": case(gr, n=4, streams=4, hidden=24, rank=7, inject=False),
     },
     "gdn": {
-        "sigmoid": (gdn, dict(n=9, keys=2, values=6, key_dim=10, value_dim=10, kernel=4, gate="sigmoid")),
-        "silu": (gdn, dict(n=9, keys=2, values=6, key_dim=10, value_dim=10, kernel=4, gate="silu")),
-        "long": (gdn, dict(n=70, keys=2, values=2, key_dim=8, value_dim=6, kernel=3, gate="sigmoid")),
-        "real_heads": (gdn, dict(n=4, keys=1, values=3, key_dim=128, value_dim=128, kernel=4, gate="sigmoid")),
-        "two_tokens": (gdn, dict(n=2, keys=3, values=9, key_dim=5, value_dim=7, kernel=4, gate="sigmoid")),
+        "sigmoid": case(gdn, n=9, keys=2, values=6, key_dim=10, value_dim=10, kernel=4, gate="sigmoid"),
+        "silu": case(gdn, n=9, keys=2, values=6, key_dim=10, value_dim=10, kernel=4, gate="silu"),
+        "long": case(gdn, n=70, keys=2, values=2, key_dim=8, value_dim=6, kernel=3, gate="sigmoid"),
+        "real_heads": case(gdn, n=4, keys=1, values=3, key_dim=128, value_dim=128, kernel=4, gate="sigmoid"),
+        "two_tokens": case(gdn, n=2, keys=3, values=9, key_dim=5, value_dim=7, kernel=4, gate="sigmoid"),
     },
+    # shape: heads, KV heads, head_dim, rotary_dim; index_shape: heads, head_dim
     "qsa": {
-        "sparse": (
-            qsa,
-            dict(n=27, heads=4, kv_heads=2, dim=12, rotary=6, index_heads=4, index_dim=10, ratio=4, select=2),
-        ),
-        "ratio3": (
-            qsa,
-            dict(
-                n=17, heads=3, kv_heads=1, dim=8, rotary=4, index_heads=3, index_dim=6, ratio=3, select=3, theta=10000.0
-            ),
-        ),
-        "dense": (
-            qsa,
-            dict(n=11, heads=2, kv_heads=2, dim=16, rotary=4, index_heads=2, index_dim=8, ratio=4, select=8),
-        ),
-        "real_heads": (
-            qsa,
-            dict(n=14, heads=2, kv_heads=1, dim=256, rotary=64, index_heads=4, index_dim=128, ratio=4, select=2),
-        ),
-        "ties": (
-            qsa,
-            dict(
-                n=19,
-                heads=2,
-                kv_heads=1,
-                dim=8,
-                rotary=4,
-                index_heads=2,
-                index_dim=6,
-                ratio=4,
-                select=2,
-                equal_scores=True,
-            ),
-        ),
+        "sparse": case(qsa, n=27, shape=(4, 2, 12, 6), index_shape=(4, 10), ratio=4, select=2),
+        "ratio3": case(qsa, n=17, shape=(3, 1, 8, 4), index_shape=(3, 6), ratio=3, select=3, theta=10000.0),
+        "dense": case(qsa, n=11, shape=(2, 2, 16, 4), index_shape=(2, 8), ratio=4, select=8),
+        "real_heads": case(qsa, n=14, shape=(2, 1, 256, 64), index_shape=(4, 128), ratio=4, select=2),
+        "ties": case(qsa, n=19, shape=(2, 1, 8, 4), index_shape=(2, 6), ratio=4, select=2, equal_scores=True),
     },
     "router": {
-        "ten_of_512": (router, dict(n=5, n_experts=512, top_k=10, norm=True)),
-        "unnormed": (router, dict(n=4, n_experts=11, top_k=3, norm=False)),
-        "ties": (router, dict(n=6, n_experts=40, top_k=7, norm=True, equal_logits=True)),
+        "ten_of_512": case(router, n=5, n_experts=512, top_k=10, norm=True),
+        "unnormed": case(router, n=4, n_experts=11, top_k=3, norm=False),
+        "ties": case(router, n=6, n_experts=40, top_k=7, norm=True, equal_logits=True),
     },
     "moe": {
-        "nvfp4": (moe, dict(n=5, n_experts=6, top_k=3, hidden=48, inner=32, shared=20, fp16=False)),
-        "fp16": (moe, dict(n=4, n_experts=5, top_k=2, hidden=24, inner=10, shared=6, fp16=True)),
+        "nvfp4": case(moe, n=5, n_experts=6, top_k=3, hidden=48, inner=32, shared=20, fp16=False),
+        "fp16": case(moe, n=4, n_experts=5, top_k=2, hidden=24, inner=10, shared=6, fp16=True),
     },
     "ple": {
-        "short": (ple, dict(n=5, streams=4, hidden=12, heads=3, width=4, ngram=3, kernel=4, index=0)),
-        "long": (ple, dict(n=23, streams=4, hidden=12, heads=3, width=4, ngram=3, kernel=4, index=1)),
-        "order4": (ple, dict(n=19, streams=2, hidden=20, heads=2, width=5, ngram=4, kernel=3, index=0)),
+        "short": case(ple, n=5, streams=4, hidden=12, heads=3, width=4, ngram=3, kernel=4, index=0),
+        "long": case(ple, n=23, streams=4, hidden=12, heads=3, width=4, ngram=3, kernel=4, index=1),
+        "order4": case(ple, n=19, streams=2, hidden=20, heads=2, width=5, ngram=4, kernel=3, index=0),
     },
     "nvfp4": {
-        "random": (nvfp4, dict(n_rows=6, n_columns=48, edges=False)),
-        "edges": (nvfp4, dict(n_rows=6, n_columns=32, edges=True)),
+        "random": case(nvfp4, n_rows=6, n_columns=48, edges=False),
+        "edges": case(nvfp4, n_rows=6, n_columns=32, edges=True),
     },
 }
 
@@ -544,11 +510,11 @@ def make_ops(path: str) -> None:
         for name, version in VERSIONS.items():
             file.attrs[name] = version
         for op, cases in CASES.items():
-            for seed, (case, (make, arguments)) in enumerate(cases.items()):
+            for seed, (name, (make, arguments)) in enumerate(cases.items()):
                 sizes, data = make(seed=seed, **arguments)
-                group = file.create_group(f"{op}/{case}")
-                for name, value in sizes.items():
-                    group.attrs[name] = np.float64(value) if isinstance(value, float) else np.int64(value)
-                for name, values in data.items():
-                    write_dataset(group, name, values)
+                group = file.create_group(f"{op}/{name}")
+                for size, value in sizes.items():
+                    group.attrs[size] = np.float64(value) if isinstance(value, float) else np.int64(value)
+                for dataset, values in data.items():
+                    write_dataset(group, dataset, values)
     print(f"ops.h5: {sum(map(len, CASES.values()))} cases of {len(CASES)} operators")
