@@ -49,6 +49,10 @@ void hash_xxh3_destroy(hash_xxh3_t *hash) {
 
 uint64_t hash_xxh3(const void *data, size_t data_bytes) { return XXH3_64bits(data, data_bytes); }
 
+uint64_t hash_xxh3_seeded(const void *data, size_t data_bytes, uint64_t seed) {
+    return XXH3_64bits_withSeed(data, data_bytes, seed);
+}
+
 void hash_xxh3_text(uint64_t value, char text[HASH_XXH3_TEXT_BYTES]) {
     snprintf(text, HASH_XXH3_TEXT_BYTES, "%016" PRIx64, value);
 }

@@ -24,6 +24,7 @@ uint64_t hash_xxh3_value(const hash_xxh3_t *hash);
 void hash_xxh3_destroy(hash_xxh3_t *hash); /* NULL is allowed */
 
 uint64_t hash_xxh3(const void *data, size_t data_bytes);
+uint64_t hash_xxh3_seeded(const void *data, size_t data_bytes, uint64_t seed);
 void hash_xxh3_text(uint64_t value, char text[HASH_XXH3_TEXT_BYTES]);
 
 #ifdef __cplusplus
