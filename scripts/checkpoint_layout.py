@@ -223,7 +223,7 @@ def model_config(config: dict, layout: Layout) -> dict:
     quantization, _ = quantization_configs(config, layout)
     if quantization:
         result["quantization_config"] = quantization
-    return result
+    return dict(sorted(result.items()))
 
 
 _MASK64 = (1 << 64) - 1

@@ -242,9 +242,10 @@ def plan_files(config: dict, entries: list, layout: Layout) -> dict:
     return {name: part for name, part in files.items() if part}
 
 
-def write_json(path: str, value, indent=2) -> None:
+def write_json(path: str, value, indent=2, end="") -> None:
     with open(path, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=indent, ensure_ascii=False)
+        file.write(end)
 
 
 def generation_config(config: dict) -> dict:
@@ -270,8 +271,9 @@ def write_files(directory: str, config: dict, entries: list, layout: Layout, gen
     write_json(os.path.join(directory, "config.json"), model_config(config, layout))
     _, hf_quant_config = quantization_configs(config, layout)
     if hf_quant_config:
-        write_json(os.path.join(directory, "hf_quant_config.json"), hf_quant_config)
-    write_json(os.path.join(directory, "generation_config.json"), generation or generation_config(config))
+        write_json(os.path.join(directory, "hf_quant_config.json"), hf_quant_config, end="\n")
+    generation = generation or generation_config(config)
+    write_json(os.path.join(directory, "generation_config.json"), generation, indent=4, end="\n")
     lengths, weight_map, payload = {}, {}, 0
     for name, part in plan_files(config, entries, layout).items():
         # The expert files of the published export have headers of any length, the others odd ones.
