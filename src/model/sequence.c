@@ -1,6 +1,6 @@
 #include "model/sequence.h"
 
-#include "model/arena.h"
+#include "base/arena.h"
 
 /* Hands out the states and caches of all layers. */
 static void place(const sequence_args_t *args, layer_state_t *layers, arena_t *states, arena_t *caches) {

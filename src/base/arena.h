@@ -1,5 +1,5 @@
-#ifndef GALVANI_MODEL_ARENA_H
-#define GALVANI_MODEL_ARENA_H
+#ifndef GALVANI_BASE_ARENA_H
+#define GALVANI_BASE_ARENA_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-#include "model/arena.h"
+#include "base/arena.h"
 
 enum { ALIGNMENT = 256 };
 
