@@ -68,6 +68,8 @@ ADDED += [
     ("<|both|>", False, {"lstrip": True, "rstrip": True}),
     ("<think>er", False, {}),
     ("caf\u00e9\u2615", False, {"normalized": True}),
+    ("\u2615x", False, {}),
+    ("<K;>", False, {}),
 ]
 # These are in tokenizer_config.json alone.
 CONFIG_ONLY = [(name, True, {}) for name in (
@@ -97,7 +99,7 @@ HARD_TEXTS = {
     "only_spaces": "       ",
     "tabs": "\t\ta\t \tb \t\t c\t",
     "unicode_spaces": "a\u00a0b\u2003\u2003c\u3000d\u2028e\u2029f\u0085g\u200bh\u1680i\u202fj",
-    "mongolian_separator": "\u1828\u1820\u180e\u1828 \u180e \u180e\u180ea",
+    "mongolian_separator": "\u1828\u1820\u180e\u1828 \u180e \u180e\u180ea\u180e \n \u180e\nb  \u180e \u180e",
     "separators": "a\u001cb\u001d \u001e\u001f c",
     "digits": "1234567890 3.14159 1,000,000 ٣٤٥ ४५६ ① ² ½ Ⅷ 𝟛",
     "contractions": "I'm you're he'S we'VE they'Ll I'D can'T 'tis 'Em o'clock'\u017f x'\u017fy ''s",
@@ -122,7 +124,10 @@ HARD_TEXTS = {
     "added_left": "a \t\n <|left|> b<|left|> <|left|>",
     "added_right": "a <|right|> \u3000\n b <|right|><|right|> <|im_end|>",
     "added_both": "a  <|both|>  b <|im_end|>  <|both|> \n",
+    "added_right_then_left": "<|right|>  <|left|> <|both|>\t<|left|>\n",
     "added_normalized": "café☕ cafe\u0301☕ cafe☕ <|im_end|>\u0301cafe\u0301\u2615",
+    "added_overlapping": "caf\u00e9\u2615x cafe\u0301\u2615x \u2615x",
+    "added_by_normalizing": "<K;> <\u212a\u037e> <\u212a;>",
     "added_then_mark": "<think>\u0301a</think>\u0323",
     "tool": "<tool_call>\n<function=f>\n</function>\n</tool_call><tool_response>ok</tool_response>",
     "bom": "\ufefftext",
@@ -229,10 +234,12 @@ def write_encodings(tokenizer, rng):
         texts[f"sentence_{i}"] = sentence
     for i in range(150):
         texts[f"random_{i}"] = random_text(rng)
+    split = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated", invert=False)
     encodings = {}
     for name, text in texts.items():
         ids = tokenizer.encode(text, add_special_tokens=False).ids
-        encodings[name] = {"text": hexed(text), "ids": ids, **decoded(tokenizer, ids, unless=text)}
+        pieces = [len(piece.encode("utf-8")) for piece, _ in split.pre_tokenize_str(text)]
+        encodings[name] = {"text": hexed(text), "pieces": pieces, "ids": ids, **decoded(tokenizer, ids, unless=text)}
     write_json("encode.json", encodings)
     # Ids in any order cut characters anywhere.
     n_tokens = tokenizer.get_vocab_size(with_added_tokens=True)

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "support/text_golden.h"
 #include "text/nfc.h"
+#include "text/pretokenize.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
 #include "text/utf8_stream.h"
@@ -98,6 +99,45 @@ static void test_against_tokenizers(void **state) {
     tokenizer_t *tokenizer = load_golden();
     check_encodings(tokenizer);
     tokenizer_destroy(tokenizer);
+}
+
+/* The pieces that an expected list of lengths still has to come. */
+typedef struct pieces {
+    const char *name;
+    const json_t *lengths;
+    size_t n;
+} pieces_t;
+
+static status_t take_piece(void *context, const char *piece, size_t piece_bytes) {
+    pieces_t *pieces = context;
+    (void)piece;
+    if (piece_bytes != (size_t)json_integer_value(json_array_get(pieces->lengths, pieces->n)))
+        fail_msg("%s: piece %zu has %zu bytes", pieces->name, pieces->n, piece_bytes);
+    ++pieces->n;
+    return STATUS_OK;
+}
+
+/* The cuts alone; ids show only those that a merge would cross. */
+static void test_pieces_against_tokenizers(void **state) {
+    (void)state;
+    json_t *file = golden_read("tokenizer.json"), *texts = golden_read("encode.json");
+    const json_t *steps = json_object_get(json_object_get(file, "pre_tokenizer"), "pretokenizers");
+    const json_t *pattern = json_object_get(json_object_get(json_array_get(steps, 0), "pattern"), "Regex");
+    pretokenizer_t *pretokenizer;
+    assert_int_equal(pretokenizer_create(json_string_value(pattern), "golden", &pretokenizer), STATUS_OK);
+    const char *name;
+    json_t *entry;
+    json_object_foreach(texts, name, entry) {
+        size_t text_bytes;
+        char *text = golden_bytes(json_object_get(entry, "text"), &text_bytes);
+        pieces_t pieces = {.name = name, .lengths = json_object_get(entry, "pieces")};
+        assert_int_equal(pretokenizer_split(pretokenizer, text, text_bytes, take_piece, &pieces), STATUS_OK);
+        assert_int_equal(pieces.n, json_array_size(pieces.lengths));
+        free(text);
+    }
+    pretokenizer_destroy(pretokenizer);
+    json_decref(texts);
+    json_decref(file);
 }
 
 static void test_decode_any_ids(void **state) {
@@ -420,12 +460,13 @@ static int check_no_memory_held(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_tokenizers), cmocka_unit_test(test_decode_any_ids),
-        cmocka_unit_test(test_merges_as_strings),  cmocka_unit_test(test_ids_and_tokens),
-        cmocka_unit_test(test_invalid_utf8),       cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_long_words),         cmocka_unit_test(test_small_file),
-        cmocka_unit_test(test_ignore_merges),      cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_config_file),        cmocka_unit_test(test_missing_file),
+        cmocka_unit_test(test_against_tokenizers), cmocka_unit_test(test_pieces_against_tokenizers),
+        cmocka_unit_test(test_decode_any_ids),     cmocka_unit_test(test_merges_as_strings),
+        cmocka_unit_test(test_ids_and_tokens),     cmocka_unit_test(test_invalid_utf8),
+        cmocka_unit_test(test_round_trip),         cmocka_unit_test(test_long_words),
+        cmocka_unit_test(test_small_file),         cmocka_unit_test(test_ignore_merges),
+        cmocka_unit_test(test_refusals),           cmocka_unit_test(test_config_file),
+        cmocka_unit_test(test_missing_file),
     };
     return cmocka_run_group_tests(tests, NULL, check_no_memory_held);
 }
