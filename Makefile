@@ -124,6 +124,7 @@ headers:
 
 golden:
 	$(PYTHON) scripts/make_golden.py
+	$(PYTHON) scripts/make_text_golden.py
 
 shard-bench: build/galvani
 	bash scripts/shard_bench.sh
