@@ -8,14 +8,15 @@
 extern "C" {
 #endif
 
-/* A rank's best token. A NaN or Inf among the logits gives token -1 and that value: it must never pass for a token. A
- * rank that holds padding ids only gives -INFINITY and token INT32_MAX, which loses against every real token. */
+/* A rank's best token. A NaN or Inf among the logits of real tokens gives token -1 and the first such value: it must
+ * never pass for a token. A rank that holds padding ids only gives -INFINITY and token INT32_MAX, which loses against
+ * every real token. */
 typedef struct token_pair {
     float value;
     int32_t token;
 } token_pair_t;
 
-/* The largest of this rank's logits, the lowest id among equals. */
+/* The largest of this rank's logits, the lowest id among equals; -0 equals +0. */
 typedef struct argmax_args {
     int64_t n_logits;    /* vocab_size / tp_size */
     int64_t first_token; /* global id of logits[0] */

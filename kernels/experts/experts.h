@@ -23,7 +23,8 @@ typedef struct expert_weights {
 } expert_weights_t;
 
 /* o[t] = sum over k, in that order, of weights[t, k] * down_e(silu(gate_e u) * up_e u), e = experts[t, k]. With
- * intermediate being this rank's share, o is this rank's partial sum. */
+ * intermediate being this rank's share, o is this rank's partial sum. NVFP4: hidden_size and intermediate are multiples
+ * of 16. */
 typedef struct experts_args {
     int64_t n_tokens, n_experts, top_k, hidden_size, intermediate;
     const float *u;         /* [n_tokens, hidden_size] */

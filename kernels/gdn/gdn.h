@@ -10,11 +10,13 @@
 extern "C" {
 #endif
 
-/* Gated DeltaNet between its projections: causal depthwise convolution with SiLU, l2-normalised q and k, gates, the
- * delta-rule recurrence in FP32, gated RMSNorm (transformers qwen4_exp, Qwen4ExpTextGatedDeltaNet). Heads are this
- * rank's. beta = sigmoid(b);  g = -exp(A_log) softplus(a + dt_bias) S *= exp(g);  d = (v - S^T k) beta;  S += k d^T;  y
- * = S^T q / sqrt(key_dim) out = rmsnorm(y) * norm * gate(z), gate being sigmoid or SiLU Value head i uses key head i /
- * (n_value_heads / n_key_heads). The state is updated in place and carries over calls. */
+/* Gated DeltaNet between its projections (transformers qwen4_exp, Qwen4ExpTextGatedDeltaNet). Heads are this rank's.
+ *   q, k, v = silu(conv(projected q, k, v));  q, k *= 1 / sqrt(sum of squares + 1e-6), per head;  q /= sqrt(key_dim)
+ *   beta = sigmoid(b);  g = -exp(A_log) softplus(a + dt_bias)
+ *   S *= exp(g);  d = (v - S^T k) beta;  S += k d^T;  o = S^T q
+ *   y = o / sqrt(mean(o^2) + rms_norm_eps) * norm * gate(z), per head, gate being sigmoid or SiLU
+ * conv is depthwise and causal. Value head i uses key head i / (n_value_heads / n_key_heads). Both states are updated
+ * in place and carry over calls: tokens in any chunks give the same. */
 typedef struct gdn_core_args {
     int64_t n_tokens, n_key_heads, n_value_heads, key_dim, value_dim, conv_kernel;
     float rms_norm_eps;

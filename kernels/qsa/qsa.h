@@ -51,7 +51,8 @@ status_t qsa_prepare_cpu(const qsa_prepare_args_t *args);
 
 /* For the query at position p: of its (p + 1) / ratio complete blocks the n_select with the highest score
  *   score(block) = sum over index heads of relu(index_q . index_key) / sqrt(index_dim)
- * equal scores in favour of the lower block; written in rising order. */
+ * equal scores in favour of the lower block; written in rising order. relu(NaN) counts as 0, so that the selection is
+ * always valid: what made the NaN is in the query's own activations and reaches the output by itself. */
 typedef struct qsa_select_args {
     qsa_shape_t shape;
     int64_t n_tokens, start_pos;

@@ -10,9 +10,13 @@
 extern "C" {
 #endif
 
-/* Softmax over all experts in FP32, the top_k most probable (equal ones in favour of the lower id, written in falling
- * order of probability), renormalised to sum 1 if asked. The row behind the experts' is the shared expert's gate logit:
- * shared_gate = sigmoid of it. */
+/* The top_k experts of each token: those with the largest logits, hence the most probable, in falling order, equal
+ * logits in favour of the lower id (-0 equals +0). Their weights are the softmax over all experts in FP32, renormalised
+ * to sum 1 if asked. The column behind the experts' is the shared expert's gate logit: shared_gate = sigmoid of it
+ * (transformers qwen4_exp, Qwen4ExpTextTopKRouter).
+ *
+ * An expert may be chosen with weight 0, also at logit -Inf. One NaN or +Inf among a token's logits, or nothing but
+ * -Inf, leaves no distribution: its experts are then 0 ... top_k-1 and its weights all NaN. Ids are always valid. */
 typedef struct router_args {
     int64_t n_tokens, n_experts, top_k;
     bool norm_topk_prob;
