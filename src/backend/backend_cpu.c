@@ -1,0 +1,178 @@
+#include "backend/backend_cpu.h"
+
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+static status_t cpu_check_memory(backend_t *backend, const size_t needed[MEMORY_N_LABELS]) {
+    size_t rank_bytes = 0, host_bytes;
+    for (int label = 0; label < MEMORY_N_LABELS; label++) {
+        if (__builtin_add_overflow(rank_bytes, needed[label], &rank_bytes))
+            return status_fail(STATUS_MEMORY, "the memory needed does not fit in 64 bits");
+    }
+    int n_ranks = comm_local_size(backend->comm);
+    TRY(memory_product(rank_bytes, (size_t)n_ranks, &host_bytes));
+    size_t available = memory_available_bytes();
+    if (host_bytes <= available) return STATUS_OK;
+
+    const double gib = 1024.0 * 1024.0 * 1024.0;
+    return status_fail(
+        STATUS_MEMORY,
+        "not enough memory: %d rank(s) on this host need %.2f GiB each (weights %.2f, PLE table %.2f, "
+        "KV cache %.2f, rest %.2f), %.2f GiB together, and %.2f GiB are available",
+        n_ranks, (double)rank_bytes / gib, (double)needed[MEMORY_WEIGHTS] / gib, (double)needed[MEMORY_PLE_TABLE] / gib,
+        (double)needed[MEMORY_KV_CACHE] / gib,
+        (double)(rank_bytes - needed[MEMORY_WEIGHTS] - needed[MEMORY_PLE_TABLE] - needed[MEMORY_KV_CACHE]) / gib,
+        (double)host_bytes / gib, (double)available / gib);
+}
+
+static status_t cpu_alloc(backend_t *backend, memory_label_t label, size_t bytes, void **pointer) {
+    (void)backend;
+    return memory_alloc(label, bytes, 1, pointer);
+}
+
+static void cpu_free(backend_t *backend, void *pointer) {
+    (void)backend;
+    memory_free(pointer);
+}
+
+static status_t cpu_zero(backend_t *backend, void *pointer, size_t bytes) {
+    (void)backend;
+    memset(pointer, 0, bytes);
+    return STATUS_OK;
+}
+
+static void *cpu_host_address(backend_t *backend, void *pointer) {
+    (void)backend;
+    return pointer;
+}
+
+static status_t cpu_upload(backend_t *backend, void *destination, const void *host, size_t bytes) {
+    (void)backend;
+    memcpy(destination, host, bytes);
+    return STATUS_OK;
+}
+
+static status_t cpu_download(backend_t *backend, void *host, const void *source, size_t bytes) {
+    (void)backend;
+    memcpy(host, source, bytes);
+    return STATUS_OK;
+}
+
+static status_t cpu_synchronize(backend_t *backend) {
+    (void)backend;
+    return STATUS_OK;
+}
+
+static status_t cpu_all_reduce(backend_t *backend, float *data, size_t n) {
+    return comm_all_reduce_sum(backend->comm, data, n);
+}
+
+static status_t cpu_embed(backend_t *backend, const embed_args_t *args) {
+    (void)backend;
+    return embed_cpu(args);
+}
+
+static status_t cpu_linear(backend_t *backend, const linear_args_t *args) {
+    (void)backend;
+    return linear_cpu(args);
+}
+
+static status_t cpu_gr_mix(backend_t *backend, const gr_mix_args_t *args) {
+    (void)backend;
+    return gr_mix_cpu(args);
+}
+
+static status_t cpu_gr_inject(backend_t *backend, const gr_inject_args_t *args) {
+    (void)backend;
+    return gr_inject_cpu(args);
+}
+
+static status_t cpu_gdn_core(backend_t *backend, const gdn_core_args_t *args) {
+    (void)backend;
+    return gdn_core_cpu(args);
+}
+
+static status_t cpu_qsa_prepare(backend_t *backend, const qsa_prepare_args_t *args) {
+    (void)backend;
+    return qsa_prepare_cpu(args);
+}
+
+static status_t cpu_qsa_select(backend_t *backend, const qsa_select_args_t *args) {
+    (void)backend;
+    return qsa_select_cpu(args);
+}
+
+static status_t cpu_qsa_attend(backend_t *backend, const qsa_attend_args_t *args) {
+    (void)backend;
+    return qsa_attend_cpu(args);
+}
+
+static status_t cpu_router(backend_t *backend, const router_args_t *args) {
+    (void)backend;
+    return router_cpu(args);
+}
+
+static status_t cpu_experts(backend_t *backend, const experts_args_t *args) {
+    (void)backend;
+    return experts_cpu(args);
+}
+
+static status_t cpu_shared_expert(backend_t *backend, const shared_expert_args_t *args) {
+    (void)backend;
+    return shared_expert_cpu(args);
+}
+
+static status_t cpu_ple_gather(backend_t *backend, const ple_gather_args_t *args) {
+    (void)backend;
+    return ple_gather_cpu(args);
+}
+
+static status_t cpu_ple_mix(backend_t *backend, const ple_mix_args_t *args) {
+    (void)backend;
+    return ple_mix_cpu(args);
+}
+
+static status_t cpu_argmax(backend_t *backend, const argmax_args_t *args) {
+    (void)backend;
+    return argmax_cpu(args);
+}
+
+static void cpu_destroy(backend_t *backend) { memory_free(backend); }
+
+static const backend_ops_t cpu_ops = {
+    .name = "cpu",
+    .check_memory = cpu_check_memory,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .zero = cpu_zero,
+    .host_address = cpu_host_address,
+    .upload = cpu_upload,
+    .download = cpu_download,
+    .synchronize = cpu_synchronize,
+    .all_reduce = cpu_all_reduce,
+    .embed = cpu_embed,
+    .linear = cpu_linear,
+    .gr_mix = cpu_gr_mix,
+    .gr_inject = cpu_gr_inject,
+    .gdn_core = cpu_gdn_core,
+    .qsa_prepare = cpu_qsa_prepare,
+    .qsa_select = cpu_qsa_select,
+    .qsa_attend = cpu_qsa_attend,
+    .router = cpu_router,
+    .experts = cpu_experts,
+    .shared_expert = cpu_shared_expert,
+    .ple_gather = cpu_ple_gather,
+    .ple_mix = cpu_ple_mix,
+    .argmax = cpu_argmax,
+    .destroy = cpu_destroy,
+};
+
+status_t backend_cpu_create(comm_t *comm, backend_t **backend) {
+    void *memory;
+    TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(backend_t), &memory));
+    if (!getenv("OMP_NUM_THREADS")) omp_set_num_threads(comm_local_cores(comm));
+    *backend = memory;
+    **backend = (backend_t){.ops = &cpu_ops, .comm = comm};
+    return STATUS_OK;
+}

@@ -1,0 +1,339 @@
+#include "engine/engine.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "engine/sampler.h"
+#include "model/step.h"
+
+enum { DEFAULT_PREFILL_CHUNK = 256 };
+
+struct engine {
+    comm_t *comm;
+    backend_t *backend;
+    model_config_t config;
+    char model_digest[HASH_SHA256_TEXT_BYTES];
+    char *config_json;
+    int64_t max_context, prefill_chunk;
+    int64_t n_valid_tokens;
+
+    op_trace_t *trace;
+    weights_t *weights;
+    sequence_t *sequence;
+    step_t *step;
+
+    /* Of engine_sample. */
+    token_pair_t *pair;  /* in backend memory */
+    float *local_logits; /* [vocab_size / T], host */
+    token_pair_t *pairs; /* [T]; this and what follows on rank 0 only */
+    float *logits;       /* [vocab_size] */
+    int32_t *order;      /* [vocab_size]: scratch of the draw */
+    double *cumulative;  /* [vocab_size]: scratch of the draw */
+    int32_t *top_tokens; /* [vocab_size] */
+    float *top_logprobs; /* [vocab_size] */
+};
+
+/* What must be equal on all ranks. */
+typedef struct model_identity {
+    char model_digest[HASH_SHA256_TEXT_BYTES];
+    uint64_t config_hash;
+    int tp_size;
+    expert_format_t expert_format;
+    dtype_t ple_dtype;
+} model_identity_t;
+
+/* Collective. Rank 0's shard is the measure. */
+static status_t check_same_model(comm_t *comm, const shard_info_t *info, const char *directory) {
+    model_identity_t own, first;
+    memset(&own, 0, sizeof own);
+    memcpy(own.model_digest, info->model_digest, sizeof own.model_digest);
+    own.config_hash = hash_xxh3(info->config_json, strlen(info->config_json));
+    own.tp_size = info->options.tp_size;
+    own.expert_format = info->options.expert_format;
+    own.ple_dtype = info->options.ple_dtype;
+    first = own;
+    comm_broadcast(comm, &first, sizeof first);
+    status_t status = STATUS_OK;
+    if (memcmp(&own, &first, sizeof own) != 0)
+        status = status_fail(STATUS_INPUT,
+                             "the shard of rank %d in %s is of another model than rank 0's (digest %.12s against %.12s)"
+                             "; convert the checkpoint again with galvani shard",
+                             comm_tp_rank(comm), directory, own.model_digest, first.model_digest);
+    return comm_agree(comm, status);
+}
+
+static status_t take_settings(engine_t *engine, const engine_args_t *args) {
+    const model_config_t *config = &engine->config;
+    engine->max_context = args->max_context ? args->max_context : config->max_position_embeddings;
+    if (engine->max_context < 1 || engine->max_context > config->max_position_embeddings)
+        return status_fail(STATUS_USAGE,
+                           "a context of %" PRId64 " tokens is wanted; the model's max_position_embeddings is %" PRId64,
+                           engine->max_context, config->max_position_embeddings);
+    engine->prefill_chunk = args->prefill_chunk ? args->prefill_chunk : DEFAULT_PREFILL_CHUNK;
+    if (engine->prefill_chunk < 1)
+        return status_fail(STATUS_USAGE, "a prefill chunk must have at least 1 token, not %" PRId64,
+                           engine->prefill_chunk);
+    if (engine->prefill_chunk > engine->max_context) engine->prefill_chunk = engine->max_context;
+    engine->n_valid_tokens = args->n_valid_tokens ? args->n_valid_tokens : config->vocab_size;
+    if (engine->n_valid_tokens < 1 || engine->n_valid_tokens > config->vocab_size)
+        return status_fail(STATUS_INPUT, "the tokenizer has %" PRId64 " ids, the model %" PRId64,
+                           engine->n_valid_tokens, config->vocab_size);
+    return STATUS_OK;
+}
+
+static sequence_args_t sequence_args(const engine_t *engine, local_shape_t local) {
+    return (sequence_args_t){
+        .config = &engine->config, .local = local, .backend = engine->backend, .max_context = engine->max_context};
+}
+
+static step_args_t step_args(const engine_t *engine, local_shape_t local) {
+    return (step_args_t){.config = &engine->config,
+                         .local = local,
+                         .backend = engine->backend,
+                         .trace = engine->trace,
+                         .max_tokens = engine->prefill_chunk,
+                         .max_context = engine->max_context};
+}
+
+static status_t check_memory(const engine_t *engine, const shard_reader_t *reader, local_shape_t local) {
+    size_t needed[MEMORY_N_LABELS] = {0};
+    const sequence_args_t of_sequence = sequence_args(engine, local);
+    const step_args_t of_step = step_args(engine, local);
+    TRY(weights_count(reader, needed));
+    sequence_count(&of_sequence, needed);
+    step_count(&of_step, needed);
+    return engine->backend->ops->check_memory(engine->backend, needed);
+}
+
+static status_t alloc_sampling(engine_t *engine, local_shape_t local) {
+    size_t vocab_size = (size_t)engine->config.vocab_size;
+    void *memory;
+    TRY(engine->backend->ops->alloc(engine->backend, MEMORY_WORKSPACE, sizeof(token_pair_t), &memory));
+    engine->pair = memory;
+    TRY(memory_alloc(MEMORY_WORKSPACE, (size_t)local.vocab, sizeof(float), &memory));
+    engine->local_logits = memory;
+    if (local.tp_rank != 0) return STATUS_OK;
+    TRY(memory_alloc(MEMORY_WORKSPACE, (size_t)local.tp_size, sizeof(token_pair_t), &memory));
+    engine->pairs = memory;
+    TRY(memory_alloc(MEMORY_WORKSPACE, vocab_size, sizeof(float), &memory));
+    engine->logits = memory;
+    TRY(memory_alloc(MEMORY_WORKSPACE, vocab_size, sizeof(int32_t), &memory));
+    engine->order = memory;
+    TRY(memory_alloc(MEMORY_WORKSPACE, vocab_size, sizeof(double), &memory));
+    engine->cumulative = memory;
+    TRY(memory_alloc(MEMORY_WORKSPACE, vocab_size, sizeof(int32_t), &memory));
+    engine->top_tokens = memory;
+    TRY(memory_alloc(MEMORY_WORKSPACE, vocab_size, sizeof(float), &memory));
+    engine->top_logprobs = memory;
+    return STATUS_OK;
+}
+
+/* Everything but the weights. */
+static status_t alloc_state(engine_t *engine, const char *config_json, local_shape_t local) {
+    const sequence_args_t of_sequence = sequence_args(engine, local);
+    const step_args_t of_step = step_args(engine, local);
+    void *memory;
+    TRY(memory_alloc(MEMORY_OTHER, strlen(config_json) + 1, 1, &memory));
+    engine->config_json = memory;
+    memcpy(engine->config_json, config_json, strlen(config_json) + 1);
+    TRY(sequence_create(&of_sequence, &engine->sequence));
+    TRY(step_create(&of_step, &engine->step));
+    return alloc_sampling(engine, local);
+}
+
+/* Collective after each stage that a rank may fail in alone. */
+static status_t load(engine_t *engine, const engine_args_t *args, shard_reader_t *reader) {
+    const shard_info_t *info = shard_reader_info(reader);
+    local_shape_t local = local_shape(&info->config, info->options.tp_rank, info->options.tp_size);
+    engine->config = info->config;
+    memcpy(engine->model_digest, info->model_digest, sizeof engine->model_digest);
+    TRY(check_same_model(engine->comm, info, args->model_directory));
+    TRY(comm_agree(engine->comm, take_settings(engine, args)));
+    TRY(comm_agree(engine->comm, op_trace_create(args->keep_op_records, &engine->trace)));
+    TRY(comm_agree(engine->comm, check_memory(engine, reader, local)));
+    TRY(comm_agree(engine->comm, alloc_state(engine, info->config_json, local)));
+    return weights_load(reader, engine->backend, &engine->weights);
+}
+
+status_t engine_create(const engine_args_t *args, engine_t **engine) {
+    engine_t *created = NULL;
+    shard_reader_t *reader = NULL;
+    void *memory;
+    status_t status = memory_alloc(MEMORY_OTHER, 1, sizeof(engine_t), &memory);
+    if (status == STATUS_OK) {
+        created = memory;
+        created->comm = args->comm;
+        created->backend = args->backend;
+        status = shard_reader_open(args->model_directory, comm_tp_rank(args->comm), comm_tp_size(args->comm), &reader);
+    }
+    status = comm_agree(args->comm, status);
+    if (status == STATUS_OK) status = load(created, args, reader);
+    shard_reader_close(reader);
+    if (status != STATUS_OK) {
+        engine_destroy(created);
+        return status;
+    }
+    *engine = created;
+    return STATUS_OK;
+}
+
+void engine_destroy(engine_t *engine) {
+    if (!engine) return;
+    memory_free(engine->top_logprobs);
+    memory_free(engine->top_tokens);
+    memory_free(engine->cumulative);
+    memory_free(engine->order);
+    memory_free(engine->logits);
+    memory_free(engine->pairs);
+    memory_free(engine->local_logits);
+    engine->backend->ops->free(engine->backend, engine->pair);
+    step_destroy(engine->step);
+    sequence_destroy(engine->sequence);
+    weights_destroy(engine->weights);
+    op_trace_destroy(engine->trace);
+    memory_free(engine->config_json);
+    memory_free(engine);
+}
+
+status_t engine_reset(engine_t *engine) { return sequence_reset(engine->sequence); }
+
+status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens) {
+    int64_t n = (int64_t)n_tokens, pos = engine->sequence->pos;
+    if (n < 1) return status_fail(STATUS_USAGE, "a step needs at least one token");
+    if (n > engine->max_context - pos)
+        return status_fail(STATUS_USAGE, "%" PRId64 " tokens after %" PRId64 " do not fit a context of %" PRId64, n,
+                           pos, engine->max_context);
+    for (int64_t i = 0; i < n; i++) {
+        if (tokens[i] < 0 || tokens[i] >= engine->config.vocab_size)
+            return status_fail(STATUS_USAGE, "token %" PRId32 " does not lie in 0..%" PRId64, tokens[i],
+                               engine->config.vocab_size - 1);
+    }
+    for (int64_t done = 0; done < n;) {
+        int64_t chunk = n - done < engine->prefill_chunk ? n - done : engine->prefill_chunk;
+        TRY(step_run(engine->step, engine->weights, engine->sequence, tokens + done, chunk, done + chunk == n));
+        done += chunk;
+    }
+    return STATUS_OK;
+}
+
+/* Rank 0 gathers the pair of each rank. */
+static status_t gather_pairs(engine_t *engine) {
+    backend_t *backend = engine->backend;
+    const local_shape_t *local = &engine->weights->local;
+    const argmax_args_t args = {
+        .n_logits = local->vocab,
+        .first_token = local->tp_rank * local->vocab,
+        .n_valid = engine->n_valid_tokens,
+        .logits = step_logits(engine->step),
+        .pair = engine->pair,
+    };
+    token_pair_t pair;
+    TRY(backend->ops->argmax(backend, &args));
+    TRY(backend->ops->download(backend, &pair, engine->pair, sizeof pair));
+    comm_gather(engine->comm, &pair, sizeof pair, engine->pairs);
+    return STATUS_OK;
+}
+
+/* Rank 0 gathers the logits of each rank. */
+static status_t gather_logits(engine_t *engine) {
+    backend_t *backend = engine->backend;
+    size_t bytes = (size_t)engine->weights->local.vocab * sizeof(float);
+    TRY(backend->ops->download(backend, engine->local_logits, step_logits(engine->step), bytes));
+    comm_gather(engine->comm, engine->local_logits, bytes, engine->logits);
+    return STATUS_OK;
+}
+
+/* Rank 0's choice; -1 if a logit is NaN or Inf. */
+static int32_t choose(engine_t *engine, const sampling_t *sampling) {
+    if (sampling->temperature == 0.0) return sampler_best_pair(engine->pairs, comm_tp_size(engine->comm)).token;
+    for (int64_t i = 0; i < engine->config.vocab_size; i++) {
+        if (!isfinite(engine->logits[i])) return -1;
+    }
+    const sampler_args_t args = {
+        .logits = engine->logits,
+        .n_logits = engine->n_valid_tokens,
+        .temperature = sampling->temperature,
+        .top_k = sampling->top_k,
+        .top_p = sampling->top_p,
+        .seed = sampling->seed,
+        .position = (uint64_t)engine->sequence->pos,
+        .order = engine->order,
+        .cumulative = engine->cumulative,
+    };
+    return sampler_draw(&args);
+}
+
+/* Rank 0's answer. */
+static void fill_sample(engine_t *engine, const sampling_t *sampling, sample_t *sample) {
+    if (sampling->temperature == 0.0) sample->pairs = engine->pairs;
+    if (sampling->keep_logits) sample->logits = engine->logits;
+    if (sampling->n_top_logprobs > 0) {
+        int n = sampling->n_top_logprobs;
+        sampler_rank(engine->logits, engine->n_valid_tokens, n, engine->top_tokens);
+        sampler_logprobs(engine->logits, engine->config.vocab_size, engine->top_tokens, n, engine->top_logprobs);
+        sample->top_tokens = engine->top_tokens;
+        sample->top_logprobs = engine->top_logprobs;
+    }
+}
+
+static status_t check_sampling(const engine_t *engine, const sampling_t *sampling) {
+    if (engine->sequence->pos == 0) return status_fail(STATUS_USAGE, "there is no token yet to go on from");
+    if (!(sampling->temperature >= 0.0 && isfinite(sampling->temperature)))
+        return status_fail(STATUS_USAGE, "the temperature must be 0 or more, not %g", sampling->temperature);
+    if (!(sampling->top_p > 0.0 && sampling->top_p <= 1.0))
+        return status_fail(STATUS_USAGE, "top_p must be above 0 and at most 1, not %g", sampling->top_p);
+    if (sampling->top_k < 0) return status_fail(STATUS_USAGE, "top_k must be 0 or more, not %" PRId64, sampling->top_k);
+    if (sampling->n_top_logprobs < 0 || sampling->n_top_logprobs > engine->n_valid_tokens)
+        return status_fail(STATUS_USAGE, "log-probabilities of %d tokens are wanted; there are %" PRId64,
+                           sampling->n_top_logprobs, engine->n_valid_tokens);
+    return STATUS_OK;
+}
+
+status_t engine_sample(engine_t *engine, const sampling_t *sampling, status_t outside, sample_t *sample) {
+    bool greedy = sampling->temperature == 0.0;
+    bool is_root = comm_tp_rank(engine->comm) == 0;
+    sample_t chosen = {0};
+    struct {
+        int32_t token, outside;
+    } outcome = {.outside = (int32_t)outside};
+
+    TRY(check_sampling(engine, sampling));
+    op_trace_begin(engine->trace);
+    if (greedy) TRY(gather_pairs(engine));
+    if (!greedy || sampling->keep_logits || sampling->n_top_logprobs > 0) TRY(gather_logits(engine));
+    if (is_root) outcome.token = choose(engine, sampling);
+    comm_broadcast(engine->comm, &outcome, sizeof outcome);
+    if (outcome.outside != STATUS_OK) return comm_agree(engine->comm, is_root ? outside : STATUS_OK);
+    if (outcome.token < 0)
+        return status_fail(STATUS_NUMERICS,
+                           "logits after token %" PRId64
+                           " are NaN or Inf; check the model with galvani inspect --verify",
+                           engine->sequence->pos);
+    if (is_root) fill_sample(engine, sampling, &chosen);
+    chosen.token = outcome.token;
+    op_trace_end(engine->trace, OP_GROUP_SAMPLING, -1, "sample");
+    *sample = chosen;
+    return STATUS_OK;
+}
+
+engine_info_t engine_get_info(const engine_t *engine) {
+    return (engine_info_t){
+        .vocab_size = engine->config.vocab_size,
+        .max_context = engine->max_context,
+        .n_layers = engine->config.num_hidden_layers,
+        .eos_token_id = engine->config.eos_token_id,
+        .model_digest = engine->model_digest,
+        .config_json = engine->config_json,
+    };
+}
+
+int64_t engine_position(const engine_t *engine) { return engine->sequence->pos; }
+
+op_trace_t *engine_trace(engine_t *engine) { return engine->trace; }
+
+void engine_observe_layers(engine_t *engine, engine_layer_observer_t observer, void *context) {
+    step_observe(engine->step, observer, context);
+}

@@ -1,0 +1,479 @@
+#include "model/step.h"
+
+#include "base/arena.h"
+
+struct step {
+    step_args_t args;
+    step_observer_t observer;
+    void *observer_context;
+    qsa_shape_t qsa;
+    void *block;        /* what the buffers below point into */
+    int64_t *rows_host; /* [max_tokens, n_ngram_heads] */
+
+    /* Of the call that runs. */
+    int64_t n_tokens, pos;
+    int32_t layer; /* -1 outside the layers */
+
+    /* Buffers for C = max_tokens tokens, in backend memory. */
+    int32_t *tokens;       /* [C] */
+    float *h;              /* [C, S, H]: the residual streams */
+    float *u;              /* [C, H]: what GR gives to a block */
+    float *o;              /* [C, H]: what the block gives back */
+    float *inject;         /* [C, S] */
+    float *projected;      /* [C, widest stacked projection] */
+    float *mixed;          /* [C, max(value_width, attention_width)]: heads before the output projection */
+    float *q, *gate;       /* [C, attention_width] */
+    float *index_q;        /* [C, Ih * Id] */
+    int32_t *blocks;       /* [C, n_select] */
+    int32_t *n_blocks;     /* [C] */
+    int32_t *experts;      /* [C, K] */
+    float *expert_weights; /* [C, K] */
+    float *shared_gate;    /* [C] */
+    int64_t *rows;         /* [C, n_ngram_heads] */
+    float *e;              /* [C, ple_embed_dim] */
+    float *logits;         /* [vocab_size / T] */
+    void *workspace;       /* of the op that runs */
+};
+
+/* One op, timed under its group. */
+#define RUN(step, group, name, call)                                                                                   \
+    do {                                                                                                               \
+        op_trace_begin((step)->args.trace);                                                                            \
+        TRY(call);                                                                                                     \
+        op_trace_end((step)->args.trace, group, (step)->layer, name);                                                  \
+    } while (0)
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static bool has_layer_type(const model_config_t *config, layer_type_t type) {
+    for (int64_t layer = 0; layer < config->num_hidden_layers; layer++) {
+        if (config->layer_types[layer] == type) return true;
+    }
+    return false;
+}
+
+/* All zeros for a model without QSA layers. */
+static qsa_shape_t qsa_shape(const step_args_t *args) {
+    const model_config_t *config = args->config;
+    if (!has_layer_type(config, LAYER_QSA)) return (qsa_shape_t){0};
+    int64_t ratio = config->indexer_compress_ratio;
+    return (qsa_shape_t){
+        .n_heads = args->local.n_heads,
+        .n_kv_heads = args->local.n_kv_heads,
+        .head_dim = config->head_dim,
+        .rotary_dim = config->rotary_dim,
+        .index_n_heads = config->indexer_n_heads,
+        .index_dim = config->indexer_head_dim,
+        .ratio = ratio,
+        .n_select = smaller(config->indexer_budget / ratio, (args->max_context + ratio - 1) / ratio),
+    };
+}
+
+static matrix_t shape_of(int64_t rows, int64_t columns) { return (matrix_t){.rows = rows, .columns = columns}; }
+
+/* The largest workspace that any op asks for. */
+static int64_t workspace_bytes(const step_args_t *args, const qsa_shape_t *qsa) {
+    const model_config_t *config = args->config;
+    const local_shape_t *local = &args->local;
+    int64_t n_tokens = args->max_tokens, hidden_size = config->hidden_size;
+    int64_t most = (int64_t)gr_mix_workspace_bytes(&(gr_mix_args_t){
+        .n_tokens = n_tokens,
+        .hc_count = config->hc_count,
+        .hidden_size = hidden_size,
+        .down = shape_of(config->hc_lowrank, local->stream_width),
+        .up = shape_of(local->stream_width, config->hc_lowrank),
+        .block_inject = shape_of(config->hc_count, local->stream_width),
+    });
+    most = larger(most, (int64_t)gdn_core_workspace_bytes(&(gdn_core_args_t){
+                            .n_tokens = n_tokens,
+                            .n_key_heads = local->n_key_heads,
+                            .n_value_heads = local->n_value_heads,
+                            .key_dim = config->linear_key_head_dim,
+                            .value_dim = config->linear_value_head_dim,
+                            .conv_kernel = config->linear_conv_kernel_dim,
+                        }));
+    most = larger(most, (int64_t)experts_workspace_bytes(&(experts_args_t){
+                            .n_tokens = n_tokens,
+                            .n_experts = config->num_experts,
+                            .top_k = config->num_experts_per_tok,
+                            .hidden_size = hidden_size,
+                            .intermediate = local->moe_intermediate,
+                        }));
+    most = larger(most, (int64_t)shared_expert_workspace_bytes(&(shared_expert_args_t){
+                            .n_tokens = n_tokens,
+                            .gate_up = shape_of(2 * local->shared_intermediate, hidden_size),
+                            .down = shape_of(hidden_size, local->shared_intermediate),
+                        }));
+    if (config->n_ple_layers)
+        most = larger(most, (int64_t)ple_mix_workspace_bytes(&(ple_mix_args_t){
+                                .n_tokens = n_tokens,
+                                .hc_count = config->hc_count,
+                                .hidden_size = hidden_size,
+                                .conv_kernel = config->ple_conv_kernel_size,
+                                .dilation = config->ngram_size,
+                            }));
+    if (qsa->ratio) {
+        qsa_cache_t cache = {.capacity = (args->max_context + qsa->ratio - 1) / qsa->ratio * qsa->ratio};
+        int64_t start_pos = cache.capacity - n_tokens;
+        most = larger(most, (int64_t)qsa_select_workspace_bytes(&(qsa_select_args_t){
+                                .shape = *qsa, .n_tokens = n_tokens, .start_pos = start_pos, .cache = cache}));
+        most = larger(most, (int64_t)qsa_attend_workspace_bytes(&(qsa_attend_args_t){
+                                .shape = *qsa, .n_tokens = n_tokens, .start_pos = start_pos, .cache = cache}));
+    }
+    return most;
+}
+
+static void place(step_t *step, arena_t *arena) {
+    const model_config_t *config = step->args.config;
+    const local_shape_t *local = &step->args.local;
+    int64_t n_tokens = step->args.max_tokens, hidden_size = config->hidden_size;
+    int64_t widest = larger(larger(local->gdn_projected, local->qsa_projected), config->num_experts + 1);
+    if (config->n_ple_layers) widest = larger(widest, local->stream_width + hidden_size);
+
+    step->tokens = arena_take(arena, n_tokens, sizeof(int32_t));
+    step->h = arena_floats(arena, n_tokens * local->stream_width);
+    step->u = arena_floats(arena, n_tokens * hidden_size);
+    step->o = arena_floats(arena, n_tokens * hidden_size);
+    step->inject = arena_floats(arena, n_tokens * config->hc_count);
+    step->projected = arena_floats(arena, n_tokens * widest);
+    step->mixed = arena_floats(arena, n_tokens * larger(local->value_width, local->attention_width));
+    step->experts = arena_take(arena, n_tokens * config->num_experts_per_tok, sizeof(int32_t));
+    step->expert_weights = arena_floats(arena, n_tokens * config->num_experts_per_tok);
+    step->shared_gate = arena_floats(arena, n_tokens);
+    step->logits = arena_floats(arena, local->vocab);
+    if (step->qsa.ratio) {
+        step->q = arena_floats(arena, n_tokens * local->attention_width);
+        step->gate = arena_floats(arena, n_tokens * local->attention_width);
+        step->index_q = arena_floats(arena, n_tokens * step->qsa.index_n_heads * step->qsa.index_dim);
+        step->blocks = arena_take(arena, n_tokens * step->qsa.n_select, sizeof(int32_t));
+        step->n_blocks = arena_take(arena, n_tokens, sizeof(int32_t));
+    }
+    if (config->n_ple_layers) {
+        step->rows = arena_take(arena, n_tokens * config_n_ngram_heads(config), sizeof(int64_t));
+        step->e = arena_floats(arena, n_tokens * config->ple_embed_dim);
+    }
+    step->workspace = arena_take(arena, workspace_bytes(&step->args, &step->qsa), 1);
+}
+
+void step_count(const step_args_t *args, size_t needed[MEMORY_N_LABELS]) {
+    step_t counted = {.args = *args, .qsa = qsa_shape(args)};
+    arena_t arena = {0};
+    place(&counted, &arena);
+    needed[MEMORY_WORKSPACE] += arena.used;
+}
+
+status_t step_create(const step_args_t *args, step_t **step) {
+    backend_t *backend = args->backend;
+    void *memory;
+    status_t status;
+    TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(step_t), &memory));
+    step_t *created = memory;
+    created->args = *args;
+    created->qsa = qsa_shape(args);
+    TRY_GOTO(memory_alloc(MEMORY_OTHER, (size_t)(args->max_tokens * config_n_ngram_heads(args->config)),
+                          sizeof(int64_t), &memory),
+             failed);
+    created->rows_host = memory;
+    size_t needed[MEMORY_N_LABELS] = {0};
+    step_count(args, needed);
+    TRY_GOTO(backend->ops->alloc(backend, MEMORY_WORKSPACE, needed[MEMORY_WORKSPACE], &created->block), failed);
+    arena_t arena = {.base = created->block};
+    place(created, &arena);
+    *step = created;
+    return STATUS_OK;
+
+failed:
+    step_destroy(created);
+    return status;
+}
+
+void step_destroy(step_t *step) {
+    if (!step) return;
+    step->args.backend->ops->free(step->args.backend, step->block);
+    memory_free(step->rows_host);
+    memory_free(step);
+}
+
+const float *step_logits(const step_t *step) { return step->logits; }
+
+void step_observe(step_t *step, step_observer_t observer, void *context) {
+    step->observer = observer;
+    step->observer_context = context;
+}
+
+static status_t linear(step_t *step, op_group_t group, const char *name, matrix_t weight, const float *x, float *y) {
+    backend_t *backend = step->args.backend;
+    const linear_args_t args = {.n_tokens = step->n_tokens, .weight = weight, .x = x, .y = y};
+    RUN(step, group, name, backend->ops->linear(backend, &args));
+    return STATUS_OK;
+}
+
+/* Makes the partial sums of all ranks one. */
+static status_t all_reduce(step_t *step, const char *name, float *data, int64_t width) {
+    backend_t *backend = step->args.backend;
+    RUN(step, OP_GROUP_COMM, name, backend->ops->all_reduce(backend, data, (size_t)(step->n_tokens * width)));
+    return STATUS_OK;
+}
+
+/* (u, inject) = GR(h) */
+static status_t gr_mix(step_t *step, const gr_weights_t *weights, const float *h) {
+    backend_t *backend = step->args.backend;
+    const model_config_t *config = step->args.config;
+    const gr_mix_args_t args = {
+        .n_tokens = step->n_tokens,
+        .hc_count = config->hc_count,
+        .hidden_size = config->hidden_size,
+        .rms_norm_eps = (float)config->rms_norm_eps,
+        .h = h,
+        .hc_norm = weights->hc_norm,
+        .down = weights->down,
+        .up = weights->up,
+        .block_inject = weights->block_inject,
+        .u = step->u,
+        .inject = weights->block_inject.data ? step->inject : NULL,
+        .workspace = step->workspace,
+    };
+    RUN(step, OP_GROUP_GR, "gr_mix", backend->ops->gr_mix(backend, &args));
+    return STATUS_OK;
+}
+
+/* h[s] += inject[s] * o */
+static status_t gr_inject(step_t *step) {
+    backend_t *backend = step->args.backend;
+    const gr_inject_args_t args = {
+        .n_tokens = step->n_tokens,
+        .hc_count = step->args.config->hc_count,
+        .hidden_size = step->args.config->hidden_size,
+        .inject = step->inject,
+        .o = step->o,
+        .h = step->h,
+    };
+    RUN(step, OP_GROUP_GR, "gr_inject", backend->ops->gr_inject(backend, &args));
+    return STATUS_OK;
+}
+
+/* h += PLE(h, tokens) */
+static status_t ple(step_t *step, const ple_weights_t *weights, layer_state_t *state, const int32_t *context,
+                    const int32_t *tokens) {
+    backend_t *backend = step->args.backend;
+    const model_config_t *config = step->args.config;
+    int64_t n_heads = weights->ngram.n_heads;
+    size_t rows_bytes = (size_t)(step->n_tokens * n_heads) * sizeof(int64_t);
+    const ple_gather_args_t gather = {
+        .n_tokens = step->n_tokens,
+        .n_heads = n_heads,
+        .rows = step->rows,
+        .table = weights->table,
+        .table_scale = weights->table_scale,
+        .first_row = weights->first_row,
+        .e = step->e,
+    };
+    const ple_mix_args_t mix = {
+        .n_tokens = step->n_tokens,
+        .hc_count = config->hc_count,
+        .hidden_size = config->hidden_size,
+        .conv_kernel = config->ple_conv_kernel_size,
+        .dilation = config->ngram_size,
+        .rms_norm_eps = (float)config->rms_norm_eps,
+        .projected = step->projected,
+        .norm_key = weights->norm_key,
+        .norm_query = weights->norm_query,
+        .norm_conv = weights->norm_conv,
+        .conv = weights->conv,
+        .conv_state = state->ple_conv,
+        .h = step->h,
+        .workspace = step->workspace,
+    };
+    op_trace_begin(step->args.trace);
+    ngram_rows(&weights->ngram, context, tokens, (size_t)step->n_tokens, step->rows_host);
+    TRY(backend->ops->upload(backend, step->rows, step->rows_host, rows_bytes));
+    op_trace_end(step->args.trace, OP_GROUP_PLE, step->layer, "ngram_rows");
+    RUN(step, OP_GROUP_PLE, "ple_gather", backend->ops->ple_gather(backend, &gather));
+    TRY(all_reduce(step, "ple_all_reduce", step->e, config->ple_embed_dim));
+    TRY(linear(step, OP_GROUP_PLE, "ple_kv_proj", weights->kv_proj, step->e, step->projected));
+    RUN(step, OP_GROUP_PLE, "ple_mix", backend->ops->ple_mix(backend, &mix));
+    return STATUS_OK;
+}
+
+/* o = this rank's part of GDN(u) */
+static status_t gdn(step_t *step, const gdn_weights_t *weights, layer_state_t *state) {
+    backend_t *backend = step->args.backend;
+    const model_config_t *config = step->args.config;
+    const gdn_core_args_t core = {
+        .n_tokens = step->n_tokens,
+        .n_key_heads = step->args.local.n_key_heads,
+        .n_value_heads = step->args.local.n_value_heads,
+        .key_dim = config->linear_key_head_dim,
+        .value_dim = config->linear_value_head_dim,
+        .conv_kernel = config->linear_conv_kernel_dim,
+        .rms_norm_eps = (float)config->rms_norm_eps,
+        .silu_gate = config->output_gate_type == GATE_SILU,
+        .projected = step->projected,
+        .projected_stride = weights->in_proj.rows,
+        .conv = weights->conv,
+        .A_log = weights->A_log,
+        .dt_bias = weights->dt_bias,
+        .norm = weights->norm,
+        .conv_state = state->gdn_conv,
+        .state = state->gdn,
+        .y = step->mixed,
+        .workspace = step->workspace,
+    };
+    TRY(linear(step, OP_GROUP_PROJECTIONS, "gdn_in_proj", weights->in_proj, step->u, step->projected));
+    RUN(step, OP_GROUP_GDN_CORE, "gdn_core", backend->ops->gdn_core(backend, &core));
+    return linear(step, OP_GROUP_PROJECTIONS, "gdn_out_proj", weights->out_proj, step->mixed, step->o);
+}
+
+/* o = this rank's part of QSA(u) */
+static status_t qsa(step_t *step, const qsa_weights_t *weights, layer_state_t *state) {
+    backend_t *backend = step->args.backend;
+    const model_config_t *config = step->args.config;
+    const qsa_prepare_args_t prepare = {
+        .shape = step->qsa,
+        .n_tokens = step->n_tokens,
+        .start_pos = step->pos,
+        .rms_norm_eps = (float)config->rms_norm_eps,
+        .rope_theta = config->rope_theta,
+        .projected = step->projected,
+        .projected_stride = weights->in_proj.rows,
+        .q_norm = weights->q_norm,
+        .k_norm = weights->k_norm,
+        .index_q_norm = weights->index_q_norm,
+        .index_k_norm = weights->index_k_norm,
+        .cache = state->cache,
+        .q = step->q,
+        .gate = step->gate,
+        .index_q = step->index_q,
+    };
+    const qsa_select_args_t select = {
+        .shape = step->qsa,
+        .n_tokens = step->n_tokens,
+        .start_pos = step->pos,
+        .index_q = step->index_q,
+        .cache = state->cache,
+        .blocks = step->blocks,
+        .n_blocks = step->n_blocks,
+        .workspace = step->workspace,
+    };
+    const qsa_attend_args_t attend = {
+        .shape = step->qsa,
+        .n_tokens = step->n_tokens,
+        .start_pos = step->pos,
+        .q = step->q,
+        .gate = step->gate,
+        .cache = state->cache,
+        .blocks = step->blocks,
+        .n_blocks = step->n_blocks,
+        .y = step->mixed,
+        .workspace = step->workspace,
+    };
+    TRY(linear(step, OP_GROUP_PROJECTIONS, "qsa_in_proj", weights->in_proj, step->u, step->projected));
+    RUN(step, OP_GROUP_QSA, "qsa_prepare", backend->ops->qsa_prepare(backend, &prepare));
+    RUN(step, OP_GROUP_QSA, "qsa_select", backend->ops->qsa_select(backend, &select));
+    RUN(step, OP_GROUP_QSA, "qsa_attend", backend->ops->qsa_attend(backend, &attend));
+    return linear(step, OP_GROUP_PROJECTIONS, "qsa_o_proj", weights->o_proj, step->mixed, step->o);
+}
+
+/* o = this rank's part of MoE(u), routed and shared experts together */
+static status_t moe(step_t *step, const moe_weights_t *weights) {
+    backend_t *backend = step->args.backend;
+    const model_config_t *config = step->args.config;
+    const router_args_t router = {
+        .n_tokens = step->n_tokens,
+        .n_experts = config->num_experts,
+        .top_k = config->num_experts_per_tok,
+        .norm_topk_prob = config->norm_topk_prob,
+        .logits = step->projected,
+        .experts = step->experts,
+        .weights = step->expert_weights,
+        .shared_gate = step->shared_gate,
+    };
+    const experts_args_t experts = {
+        .n_tokens = step->n_tokens,
+        .n_experts = config->num_experts,
+        .top_k = config->num_experts_per_tok,
+        .hidden_size = config->hidden_size,
+        .intermediate = step->args.local.moe_intermediate,
+        .u = step->u,
+        .experts = step->experts,
+        .weights = step->expert_weights,
+        .expert_weights = weights->experts,
+        .o = step->o,
+        .workspace = step->workspace,
+    };
+    const shared_expert_args_t shared = {
+        .n_tokens = step->n_tokens,
+        .u = step->u,
+        .shared_gate = step->shared_gate,
+        .gate_up = weights->shared_gate_up,
+        .down = weights->shared_down,
+        .o = step->o,
+        .workspace = step->workspace,
+    };
+    TRY(linear(step, OP_GROUP_ROUTER, "router_proj", weights->router, step->u, step->projected));
+    RUN(step, OP_GROUP_ROUTER, "router", backend->ops->router(backend, &router));
+    RUN(step, OP_GROUP_EXPERTS, "experts", backend->ops->experts(backend, &experts));
+    RUN(step, OP_GROUP_SHARED_EXPERT, "shared_expert", backend->ops->shared_expert(backend, &shared));
+    return STATUS_OK;
+}
+
+static status_t run_layer(step_t *step, const layer_weights_t *weights, layer_state_t *state, const int32_t *context,
+                          const int32_t *tokens) {
+    int64_t hidden_size = step->args.config->hidden_size;
+    if (weights->ple) TRY(ple(step, weights->ple, state, context, tokens));
+
+    TRY(gr_mix(step, &weights->attn_hc, step->h));
+    if (step->args.config->layer_types[step->layer] == LAYER_GDN)
+        TRY(gdn(step, &weights->gdn, state));
+    else
+        TRY(qsa(step, &weights->qsa, state));
+    TRY(all_reduce(step, "attention_all_reduce", step->o, hidden_size));
+    TRY(gr_inject(step));
+
+    TRY(gr_mix(step, &weights->mlp_hc, step->h));
+    TRY(moe(step, &weights->moe));
+    TRY(all_reduce(step, "moe_all_reduce", step->o, hidden_size));
+    return gr_inject(step);
+}
+
+static status_t embed(step_t *step, matrix_t weight, const int32_t *tokens) {
+    backend_t *backend = step->args.backend;
+    const embed_args_t args = {
+        .n_tokens = step->n_tokens,
+        .hc_count = step->args.config->hc_count,
+        .tokens = step->tokens,
+        .embed = weight,
+        .h = step->h,
+    };
+    op_trace_begin(step->args.trace);
+    TRY(backend->ops->upload(backend, step->tokens, tokens, (size_t)step->n_tokens * sizeof *tokens));
+    TRY(backend->ops->embed(backend, &args));
+    op_trace_end(step->args.trace, OP_GROUP_OTHER, step->layer, "embed");
+    return STATUS_OK;
+}
+
+/* Only the last token's logits are ever asked for. */
+static status_t head(step_t *step, const weights_t *weights) {
+    const float *last = step->h + (step->n_tokens - 1) * step->args.local.stream_width;
+    step->n_tokens = 1;
+    TRY(gr_mix(step, &weights->final_hc, last));
+    return linear(step, OP_GROUP_LM_HEAD, "lm_head", weights->lm_head, step->u, step->logits);
+}
+
+status_t step_run(step_t *step, const weights_t *weights, sequence_t *sequence, const int32_t *tokens, int64_t n_tokens,
+                  bool want_logits) {
+    step->n_tokens = n_tokens;
+    step->pos = sequence->pos;
+    step->layer = -1;
+    TRY(embed(step, weights->embed, tokens));
+    for (int64_t layer = 0; layer < step->args.config->num_hidden_layers; layer++) {
+        step->layer = (int32_t)layer;
+        TRY(run_layer(step, &weights->layers[layer], &sequence->layers[layer], sequence->context, tokens));
+        if (step->observer) step->observer(step->observer_context, layer, step->h, n_tokens);
+    }
+    step->layer = -1;
+    if (want_logits) TRY(head(step, weights));
+    sequence_advance(sequence, tokens, n_tokens);
+    return STATUS_OK;
+}

@@ -1,0 +1,48 @@
+#ifndef GALVANI_MODEL_STEP_H
+#define GALVANI_MODEL_STEP_H
+
+/* The ordered ops of one step: a chunk of a prompt, or one token of decode. */
+
+#include "backend/backend.h"
+#include "model/op_trace.h"
+#include "model/sequence.h"
+#include "model/weights.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct step step_t;
+
+typedef struct step_args {
+    const model_config_t *config; /* borrowed for the step's life, as are backend and trace */
+    local_shape_t local;
+    backend_t *backend;
+    op_trace_t *trace;
+    int64_t max_tokens;  /* tokens of one step at most */
+    int64_t max_context; /* tokens of one sequence at most */
+} step_args_t;
+
+/* Adds the workspace that step_create will allocate to `needed`. */
+void step_count(const step_args_t *args, size_t needed[MEMORY_N_LABELS]);
+
+/* STATUS_MEMORY. The caller ends it with step_destroy. */
+status_t step_create(const step_args_t *args, step_t **step);
+void step_destroy(step_t *step); /* NULL is allowed */
+
+/* Computes the next n_tokens (1 ... max_tokens) of the sequence and moves it on. With `want_logits` the logits of the
+ * last token are ready afterwards. Tokens lie in [0, vocab_size). Collective. */
+status_t step_run(step_t *step, const weights_t *weights, sequence_t *sequence, const int32_t *tokens, int64_t n_tokens,
+                  bool want_logits);
+
+/* This rank's logits, [vocab_size / T], in backend memory; the first is of token tp_rank * vocab_size / T. */
+const float *step_logits(const step_t *step);
+
+/* Called after each layer with the residual streams [n_tokens, hc_count, hidden_size] in backend memory. */
+typedef void (*step_observer_t)(void *context, int64_t layer, const float *h, int64_t n_tokens);
+void step_observe(step_t *step, step_observer_t observer, void *context);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,310 @@
+#include "model/weights.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct loader {
+    shard_reader_t *reader;
+    const schema_tensor_t *tensors;
+    size_t n_tensors;
+    weights_t *weights;
+    char group[32]; /* "/layers/07" */
+    void *staging;  /* for what cannot be read where it belongs */
+    size_t staging_bytes;
+} loader_t;
+
+/* Vectors and convolution taps are few and are used in FP32 arithmetic, so they are kept as FP32. */
+static bool is_widened(const schema_tensor_t *tensor) {
+    const char *name = strrchr(tensor->path, '/') + 1;
+    return tensor->dtype == DTYPE_BF16 && (tensor->n_dims == 1 || strcmp(name, "conv1d") == 0);
+}
+
+static memory_label_t label_of(const schema_tensor_t *tensor) {
+    const char *name = strrchr(tensor->path, '/') + 1;
+    return strcmp(name, "table") == 0 ? MEMORY_PLE_TABLE : MEMORY_WEIGHTS;
+}
+
+static status_t memory_of(const schema_tensor_t *tensor, size_t *bytes) {
+    TRY(schema_tensor_bytes(tensor, bytes));
+    return is_widened(tensor) ? memory_product(*bytes, sizeof(float) / sizeof(uint16_t), bytes) : STATUS_OK;
+}
+
+status_t weights_count(const shard_reader_t *reader, size_t needed[MEMORY_N_LABELS]) {
+    size_t n_tensors, bytes;
+    const schema_tensor_t *tensors = shard_reader_tensors(reader, &n_tensors);
+    for (size_t i = 0; i < n_tensors; i++) {
+        TRY(memory_of(&tensors[i], &bytes));
+        needed[label_of(&tensors[i])] += bytes;
+    }
+    return STATUS_OK;
+}
+
+static status_t reserve_staging(loader_t *loader, size_t bytes) {
+    if (bytes <= loader->staging_bytes) return STATUS_OK;
+    memory_free(loader->staging);
+    loader->staging = NULL;
+    loader->staging_bytes = 0;
+    TRY(memory_alloc(MEMORY_OTHER, bytes, 1, &loader->staging));
+    loader->staging_bytes = bytes;
+    return STATUS_OK;
+}
+
+static status_t allocate(loader_t *loader, memory_label_t label, size_t bytes, void **pointer) {
+    weights_t *weights = loader->weights;
+    backend_t *backend = weights->backend;
+    TRY(backend->ops->alloc(backend, label, bytes, pointer));
+    weights->allocations[weights->n_allocations++] = *pointer;
+    return STATUS_OK;
+}
+
+/* The tensor GROUP/NAME. The reader has checked that the whole schema is there. */
+static status_t find(const loader_t *loader, const char *name, size_t *index) {
+    char path[SCHEMA_PATH_BYTES];
+    snprintf(path, sizeof path, "%s/%s", loader->group, name);
+    for (size_t i = 0; i < loader->n_tensors; i++) {
+        if (strcmp(loader->tensors[i].path, path) == 0) {
+            *index = i;
+            return STATUS_OK;
+        }
+    }
+    return status_fail(STATUS_INPUT, "the shard holds no tensor %s", path);
+}
+
+static status_t read_tensor(loader_t *loader, size_t index, void *destination) {
+    backend_t *backend = loader->weights->backend;
+    void *host = backend->ops->host_address(backend, destination);
+    if (host) return shard_reader_read(loader->reader, index, host);
+    size_t bytes;
+    TRY(schema_tensor_bytes(&loader->tensors[index], &bytes));
+    TRY(reserve_staging(loader, bytes));
+    TRY(shard_reader_read(loader->reader, index, loader->staging));
+    return backend->ops->upload(backend, destination, loader->staging, bytes);
+}
+
+/* One tensor as it is stored. */
+static status_t load_tensor(loader_t *loader, const char *name, void **data) {
+    size_t index, bytes;
+    TRY(find(loader, name, &index));
+    TRY(schema_tensor_bytes(&loader->tensors[index], &bytes));
+    TRY(allocate(loader, label_of(&loader->tensors[index]), bytes, data));
+    return read_tensor(loader, index, *data);
+}
+
+/* The rows of several matrices of equal width, one below the other. `names` ends with NULL. */
+static status_t load_stack(loader_t *loader, const char *const names[], matrix_t *matrix) {
+    size_t index, bytes, total = 0;
+    int64_t n_rows = 0;
+    for (int i = 0; names[i]; i++) {
+        TRY(find(loader, names[i], &index));
+        TRY(schema_tensor_bytes(&loader->tensors[index], &bytes));
+        total += bytes;
+        n_rows += loader->tensors[index].shape[0];
+    }
+    const schema_tensor_t *last = &loader->tensors[index];
+    void *data;
+    TRY(allocate(loader, label_of(last), total, &data));
+    *matrix = (matrix_t){.data = data, .dtype = last->dtype, .rows = n_rows, .columns = last->shape[1]};
+    for (int i = 0; names[i]; i++) {
+        TRY(find(loader, names[i], &index));
+        TRY(read_tensor(loader, index, data));
+        TRY(schema_tensor_bytes(&loader->tensors[index], &bytes));
+        data = (char *)data + bytes;
+    }
+    return STATUS_OK;
+}
+
+static status_t load_matrix(loader_t *loader, const char *name, matrix_t *matrix) {
+    return load_stack(loader, (const char *const[]){name, NULL}, matrix);
+}
+
+/* A vector or the taps of a convolution, as FP32. */
+static status_t load_floats(loader_t *loader, const char *name, float **data) {
+    size_t index, bytes, float_bytes;
+    TRY(find(loader, name, &index));
+    const schema_tensor_t *tensor = &loader->tensors[index];
+    TRY(schema_tensor_bytes(tensor, &bytes));
+    TRY(memory_of(tensor, &float_bytes));
+    void *destination;
+    TRY(allocate(loader, label_of(tensor), float_bytes, &destination));
+    *data = destination;
+    if (!is_widened(tensor)) return read_tensor(loader, index, destination);
+
+    TRY(reserve_staging(loader, float_bytes + bytes));
+    float *widened = loader->staging;
+    uint16_t *stored = (uint16_t *)(void *)((char *)loader->staging + float_bytes);
+    TRY(shard_reader_read(loader->reader, index, stored));
+    for (size_t i = 0; i < bytes / sizeof *stored; i++)
+        widened[i] = bf16_to_float(stored[i]);
+    backend_t *backend = loader->weights->backend;
+    return backend->ops->upload(backend, destination, widened, float_bytes);
+}
+
+static void set_group(loader_t *loader, const char *group, int64_t layer) {
+    snprintf(loader->group, sizeof loader->group, "/%s/%02" PRId64, group, layer);
+}
+
+static status_t load_gr(loader_t *loader, const char *mixer, bool with_inject, gr_weights_t *weights) {
+    char name[64];
+    snprintf(name, sizeof name, "%s/hc_norm", mixer);
+    TRY(load_floats(loader, name, &weights->hc_norm));
+    snprintf(name, sizeof name, "%s/input_mix_weight_down", mixer);
+    TRY(load_matrix(loader, name, &weights->down));
+    snprintf(name, sizeof name, "%s/input_mix_weight_up", mixer);
+    TRY(load_matrix(loader, name, &weights->up));
+    if (!with_inject) return STATUS_OK;
+    snprintf(name, sizeof name, "%s/block_inject_weight", mixer);
+    return load_matrix(loader, name, &weights->block_inject);
+}
+
+static status_t load_gdn(loader_t *loader, gdn_weights_t *weights) {
+    static const char *const in_proj[] = {"gdn/in_proj_qkv", "gdn/in_proj_z", "gdn/in_proj_b", "gdn/in_proj_a", NULL};
+    TRY(load_stack(loader, in_proj, &weights->in_proj));
+    TRY(load_floats(loader, "gdn/conv1d", &weights->conv));
+    TRY(load_floats(loader, "gdn/A_log", &weights->A_log));
+    TRY(load_floats(loader, "gdn/dt_bias", &weights->dt_bias));
+    TRY(load_floats(loader, "gdn/norm", &weights->norm));
+    return load_matrix(loader, "gdn/out_proj", &weights->out_proj);
+}
+
+static status_t load_qsa(loader_t *loader, qsa_weights_t *weights) {
+    static const char *const in_proj[] = {"qsa/q_proj", "qsa/k_proj", "qsa/v_proj", "qsa/index_qk_proj", NULL};
+    TRY(load_stack(loader, in_proj, &weights->in_proj));
+    TRY(load_floats(loader, "qsa/q_norm", &weights->q_norm));
+    TRY(load_floats(loader, "qsa/k_norm", &weights->k_norm));
+    TRY(load_floats(loader, "qsa/index_q_norm", &weights->index_q_norm));
+    TRY(load_floats(loader, "qsa/index_k_norm", &weights->index_k_norm));
+    return load_matrix(loader, "qsa/o_proj", &weights->o_proj);
+}
+
+static status_t load_experts(loader_t *loader, expert_weights_t *experts) {
+    void *data;
+    if (shard_reader_info(loader->reader)->options.expert_format == EXPERTS_F16) {
+        TRY(load_tensor(loader, "moe/gate_up", &data));
+        experts->gate_up_f16 = data;
+        TRY(load_tensor(loader, "moe/down", &data));
+        experts->down_f16 = data;
+        return STATUS_OK;
+    }
+    TRY(load_tensor(loader, "moe/gate_up_codes", &data));
+    experts->gate_up_codes = data;
+    TRY(load_tensor(loader, "moe/gate_up_scales", &data));
+    experts->gate_up_scales = data;
+    TRY(load_tensor(loader, "moe/gate_up_scale_2", &data));
+    experts->gate_up_scale_2 = data;
+    TRY(load_tensor(loader, "moe/down_codes", &data));
+    experts->down_codes = data;
+    TRY(load_tensor(loader, "moe/down_scales", &data));
+    experts->down_scales = data;
+    TRY(load_tensor(loader, "moe/down_scale_2", &data));
+    experts->down_scale_2 = data;
+    return STATUS_OK;
+}
+
+static status_t load_moe(loader_t *loader, moe_weights_t *weights) {
+    static const char *const router[] = {"moe/router", "moe/shared_expert_gate", NULL};
+    static const char *const gate_up[] = {"moe/shared_gate_proj", "moe/shared_up_proj", NULL};
+    TRY(load_stack(loader, router, &weights->router));
+    TRY(load_stack(loader, gate_up, &weights->shared_gate_up));
+    TRY(load_matrix(loader, "moe/shared_down_proj", &weights->shared_down));
+    return load_experts(loader, &weights->experts);
+}
+
+static status_t load_ple(loader_t *loader, int64_t ple_index, ple_weights_t *weights) {
+    static const char *const kv_proj[] = {"key_proj", "value_proj", NULL};
+    const weights_t *model = loader->weights;
+    ngram_derive(&model->config, ple_index, &weights->ngram);
+    set_group(loader, "ple", model->config.ple_layers[ple_index]);
+    TRY(load_matrix(loader, "table", &weights->table));
+    weights->first_row = model->local.tp_rank * weights->table.rows;
+    size_t index;
+    TRY(find(loader, "table_scale", &index));
+    TRY(shard_reader_read(loader->reader, index, &weights->table_scale));
+    TRY(load_stack(loader, kv_proj, &weights->kv_proj));
+    TRY(load_floats(loader, "norm_key", &weights->norm_key));
+    TRY(load_floats(loader, "norm_query", &weights->norm_query));
+    TRY(load_floats(loader, "norm_conv", &weights->norm_conv));
+    return load_floats(loader, "conv1d", &weights->conv);
+}
+
+static status_t load_layer(loader_t *loader, int64_t layer) {
+    weights_t *model = loader->weights;
+    layer_weights_t *weights = &model->layers[layer];
+    int64_t ple_index;
+    if (config_ple_index(&model->config, layer, &ple_index)) {
+        TRY(load_ple(loader, ple_index, &model->ple[ple_index]));
+        weights->ple = &model->ple[ple_index];
+    }
+    set_group(loader, "layers", layer);
+    TRY(load_gr(loader, "attn_hc", true, &weights->attn_hc));
+    if (model->config.layer_types[layer] == LAYER_GDN)
+        TRY(load_gdn(loader, &weights->gdn));
+    else
+        TRY(load_qsa(loader, &weights->qsa));
+    TRY(load_gr(loader, "mlp_hc", true, &weights->mlp_hc));
+    return load_moe(loader, &weights->moe);
+}
+
+static status_t load_ends(loader_t *loader) {
+    weights_t *model = loader->weights;
+    loader->group[0] = '\0';
+    TRY(load_matrix(loader, "embed", &model->embed));
+    TRY(load_matrix(loader, "lm_head", &model->lm_head));
+    return load_gr(loader, "final_hc", false, &model->final_hc);
+}
+
+/* The struct with its arrays, all matrices still empty. */
+static status_t create_empty(const shard_reader_t *reader, backend_t *backend, size_t n_tensors, weights_t **weights) {
+    const shard_info_t *info = shard_reader_info(reader);
+    void *memory;
+    status_t status;
+    TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(weights_t), &memory));
+    weights_t *created = memory;
+    created->config = info->config;
+    created->local = local_shape(&info->config, info->options.tp_rank, info->options.tp_size);
+    created->backend = backend;
+    TRY_GOTO(memory_alloc(MEMORY_OTHER, n_tensors, sizeof(void *), &memory), failed);
+    created->allocations = memory;
+    TRY_GOTO(memory_alloc(MEMORY_OTHER, (size_t)info->config.num_hidden_layers, sizeof(layer_weights_t), &memory),
+             failed);
+    created->layers = memory;
+    TRY_GOTO(memory_alloc(MEMORY_OTHER, (size_t)info->config.n_ple_layers, sizeof(ple_weights_t), &memory), failed);
+    created->ple = memory;
+    *weights = created;
+    return STATUS_OK;
+
+failed:
+    weights_destroy(created);
+    return status;
+}
+
+status_t weights_load(shard_reader_t *reader, backend_t *backend, weights_t **weights) {
+    loader_t loader = {.reader = reader};
+    loader.tensors = shard_reader_tensors(reader, &loader.n_tensors);
+    weights_t *created = NULL;
+    status_t status = create_empty(reader, backend, loader.n_tensors, &created);
+    TRY_GOTO(comm_agree(backend->comm, status), failed);
+    loader.weights = created;
+    TRY_GOTO(comm_agree(backend->comm, load_ends(&loader)), failed);
+    for (int64_t layer = 0; layer < created->config.num_hidden_layers; layer++)
+        TRY_GOTO(comm_agree(backend->comm, load_layer(&loader, layer)), failed);
+    memory_free(loader.staging);
+    *weights = created;
+    return STATUS_OK;
+
+failed:
+    memory_free(loader.staging);
+    weights_destroy(created);
+    return status;
+}
+
+void weights_destroy(weights_t *weights) {
+    if (!weights) return;
+    backend_t *backend = weights->backend;
+    for (size_t i = 0; i < weights->n_allocations; i++)
+        backend->ops->free(backend, weights->allocations[i]);
+    memory_free(weights->allocations);
+    memory_free(weights->layers);
+    memory_free(weights->ple);
+    memory_free(weights);
+}
