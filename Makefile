@@ -18,6 +18,9 @@ else
   USE_CUDA := $(CUDA)
 endif
 
+# V=1 shows the commands.
+Q := $(if $(filter 1,$(V)),,@)
+
 CONF  := $(if $(filter 1,$(USE_CUDA)),cuda,cpu)$(if $(filter 1,$(DEBUG)),-debug)$(if $(SANITIZE),-asan)
 BUILD := build/$(CONF)
 
@@ -72,11 +75,11 @@ build/galvani: $(BUILD)/galvani
 	@echo 'built $@ ($(CONF); MPI: $(MPICC); HDF5: $(shell $(PKG) --modversion hdf5); nvcc: $(if $(filter 1,$(USE_CUDA)),$(NVCC),not used))'
 
 $(BUILD)/galvani: $(MAIN) $(OBJECTS)
-	$(MPICC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+	$(Q)$(MPICC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
-	$(MPICC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+	$(Q)$(MPICC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
 # The commit is compiled into one file, rebuilt when it changes.
 $(BUILD)/commit: FORCE
@@ -86,11 +89,11 @@ $(BUILD)/src/trace/provenance.o: $(BUILD)/commit
 FORCE:
 
 $(BUILD)/test_%: $(BUILD)/tests/unit/test_%.o $(OBJECTS)
-	$(MPICC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+	$(Q)$(MPICC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
 
 $(BUILD)/tests/unit/%.o: tests/unit/%.c
 	@mkdir -p $(@D)
-	$(MPICC) $(CPPFLAGS) -Itests $(CFLAGS) -MMD -MP -c -o $@ $<
+	$(Q)$(MPICC) $(CPPFLAGS) -Itests $(CFLAGS) -MMD -MP -c -o $@ $<
 
 unit-build: $(UNIT_TESTS)
 unit: $(UNIT_TESTS)
