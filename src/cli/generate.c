@@ -20,9 +20,10 @@ typedef struct job {
     bool ignore_eos, steps, ops;
 } job_t;
 
-/* The generated text: printed as it comes and kept for the run file. */
+/* The generated text: printed as it comes and kept for the run file. Without a tokenizer the ids are printed. */
 typedef struct output {
-    const tokenizer_t *tokenizer; /* NULL: nothing is printed */
+    bool enabled; /* rank 0 */
+    const tokenizer_t *tokenizer;
     utf8_stream_t stream;
     char *text;
     size_t text_bytes, capacity;
@@ -65,7 +66,13 @@ static void output_print(output_t *output, size_t bytes) {
 }
 
 static status_t output_token(output_t *output, int32_t token) {
-    if (!output->tokenizer || tokenizer_is_special(output->tokenizer, token)) return STATUS_OK;
+    if (!output->enabled) return STATUS_OK;
+    if (!output->tokenizer) {
+        printf("%" PRId32 " ", token);
+        fflush(stdout);
+        return STATUS_OK;
+    }
+    if (tokenizer_is_special(output->tokenizer, token)) return STATUS_OK;
     size_t n;
     const char *bytes = tokenizer_token_bytes(output->tokenizer, token, &n);
     if (!bytes) return STATUS_OK;
@@ -75,9 +82,11 @@ static status_t output_token(output_t *output, int32_t token) {
 }
 
 static status_t output_end(output_t *output) {
-    if (!output->tokenizer) return STATUS_OK;
-    TRY(output_reserve(output, UTF8_STREAM_ROOM(0)));
-    output_print(output, utf8_stream_flush(&output->stream, output->text + output->text_bytes));
+    if (!output->enabled) return STATUS_OK;
+    if (output->tokenizer) {
+        TRY(output_reserve(output, UTF8_STREAM_ROOM(0)));
+        output_print(output, utf8_stream_flush(&output->stream, output->text + output->text_bytes));
+    }
     fputc('\n', stdout);
     fflush(stdout);
     return STATUS_OK;
@@ -104,7 +113,7 @@ static status_t generation_begin(generation_t *generation, const request_t *requ
     comm_t *comm = generation->context->comm;
     if (is_rank0(generation)) {
         generation->job = make_job(request);
-        generation->output.tokenizer = generation->context->tokenizer;
+        generation->output = (output_t){.enabled = true, .tokenizer = generation->context->tokenizer};
     }
     comm_broadcast(comm, &generation->job, sizeof generation->job);
     const job_t *job = &generation->job;
