@@ -8,7 +8,7 @@
 
 const char *const chat_effort_names[CHAT_N_EFFORTS] = {"xhigh", "medium", "low"};
 
-enum { MAX_DEPTH = 64, MAX_DICTIONARIES = 16, ALL_EFFORTS = (1 << CHAT_N_EFFORTS) - 1 };
+enum { MAX_DEPTH = 64, MAX_VARIABLES = 16, ALL_EFFORTS = (1 << CHAT_N_EFFORTS) - 1 };
 
 /* For which efforts the statements at hand are run, thinking being on. */
 typedef struct branch {
@@ -20,8 +20,16 @@ typedef struct branch {
 typedef struct chain {
     branch_t outside;
     unsigned taken; /* efforts of the branches so far, which later ones do not see */
+    bool undecided; /* a condition so far was about something else */
     bool unclear;
 } chain_t;
+
+/* A variable that the template sets on its way. */
+typedef struct variable {
+    jinja_token_t name;
+    const char *statement; /* a dictionary: where it is assigned in the template */
+    bool off;              /* a condition: it holds when thinking is off, rather than when it is on */
+} variable_t;
 
 typedef struct reader {
     const char *where;
@@ -29,11 +37,8 @@ typedef struct reader {
     branch_t branch;
     chain_t chains[MAX_DEPTH];
     size_t n_chains;
-    struct {
-        jinja_token_t name;
-        const char *statement; /* where it is assigned in the template */
-    } dictionaries[MAX_DICTIONARIES];
-    size_t n_dictionaries;
+    variable_t dictionaries[MAX_VARIABLES], conditions[MAX_VARIABLES];
+    size_t n_dictionaries, n_conditions;
     char **sentences;
 } reader_t;
 
@@ -58,24 +63,39 @@ static chat_effort_t named_effort(const jinja_statement_t *statement, size_t i) 
     return (chat_effort_t)effort;
 }
 
-/* Whether the condition, in which enable_thinking is token `i`, holds when thinking is off: "not enable_thinking",
- * "enable_thinking is false". */
-static bool asks_for_off(const jinja_statement_t *s, size_t i) {
-    bool compares = jinja_is(s, i + 1, "is") || jinja_is(s, i + 1, "==");
-    return jinja_is(s, i - 1, "not") || (compares && (jinja_is(s, i + 2, "false") || jinja_is(s, i + 2, "False")));
+static bool same_name(const jinja_token_t *a, const jinja_token_t *b) {
+    return a->bytes == b->bytes && memcmp(a->start, b->start, a->bytes) == 0;
 }
 
-/* Reads the condition of an if or elif. `*decides` tells whether it is about effort or thinking; others (about
- * messages, say) may go either way for every effort. */
-static branch_t read_condition(const jinja_statement_t *s, bool *decides) {
+/* Whether token `i` is enable_thinking or a variable that was set from it. If so, `*off` tells whether the expression
+ * around it holds when thinking is off: "not enable_thinking", "enable_thinking is false". */
+static bool asks_for_thinking(const reader_t *reader, size_t i, bool *off) {
+    const jinja_statement_t *s = &reader->statement;
+    bool inverted = false, found = jinja_is(s, i, "enable_thinking");
+    for (size_t k = reader->n_conditions; k-- > 0 && !found;) {
+        found = s->tokens[i].kind == JINJA_NAME && same_name(&reader->conditions[k].name, &s->tokens[i]);
+        inverted = reader->conditions[k].off;
+    }
+    bool compares = jinja_is(s, i + 1, "is") || jinja_is(s, i + 1, "==");
+    bool denied =
+        jinja_is(s, i - 1, "not") || (compares && (jinja_is(s, i + 2, "false") || jinja_is(s, i + 2, "False")));
+    if (found) *off = denied != inverted;
+    return found;
+}
+
+/* Reads the condition of an if or elif. `*decides` tells whether it is about effort or thinking; others are taken to
+ * hold. */
+static branch_t read_condition(const reader_t *reader, bool *decides) {
+    const jinja_statement_t *s = &reader->statement;
     unsigned named = 0;
     bool equal = false, unequal = false, negated = false, thinking = false, off = false;
     for (size_t i = 1; i < s->n; ++i) {
         chat_effort_t effort = named_effort(s, i);
         if (effort != CHAT_N_EFFORTS) named |= 1u << effort;
-        if (jinja_is(s, i, "enable_thinking")) {
+        bool asks_for_off;
+        if (asks_for_thinking(reader, i, &asks_for_off)) {
             thinking = true;
-            off = off || asks_for_off(s, i);
+            off = off || asks_for_off;
         }
         bool not_before = jinja_is(s, i - 1, "not");
         equal = equal || jinja_is(s, i, "==") || (jinja_is(s, i, "in") && !not_before);
@@ -92,12 +112,17 @@ static branch_t read_condition(const jinja_statement_t *s, bool *decides) {
 /* Enters the branch of an if, elif or else. */
 static void enter_branch(reader_t *reader, chain_t *chain, bool has_condition) {
     branch_t condition = {.efforts = ALL_EFFORTS};
-    bool decides = false;
-    if (has_condition) condition = read_condition(&reader->statement, &decides);
+    bool decides = true;
+    unsigned taken = chain->taken;
+    if (chain->undecided) chain->unclear = true; /* taken to hold before, so this one would not run */
+    if (has_condition) {
+        condition = read_condition(reader, &decides);
+        if (decides) chain->taken |= condition.efforts;
+        chain->undecided = chain->undecided || !decides;
+    }
     chain->unclear = chain->unclear || condition.unclear;
-    reader->branch.efforts = chain->outside.efforts & condition.efforts & ~chain->taken;
+    reader->branch.efforts = chain->outside.efforts & condition.efforts & ~taken;
     reader->branch.unclear = chain->outside.unclear || chain->unclear;
-    if (decides) chain->taken |= condition.efforts;
 }
 
 /* Follows if, elif, else, endif, for and endfor. `*is_flow` tells whether the statement was one of them. */
@@ -113,6 +138,8 @@ static status_t follow_flow(reader_t *reader, bool *is_flow) {
         chain = &reader->chains[reader->n_chains++];
         *chain = (chain_t){.outside = reader->branch};
         if (opens_if) enter_branch(reader, chain, true);
+        /* What is set inside a loop does not last. */
+        if (opens_for) reader->branch.unclear = chain->unclear = true;
         return STATUS_OK;
     }
     if (!*is_flow) return STATUS_OK;
@@ -185,13 +212,22 @@ static bool is_lookup(const jinja_statement_t *s, size_t i, unsigned efforts) {
     return true;
 }
 
-/* Remembers `set NAME = {`, for a lookup further down. */
-static status_t remember_dictionary(reader_t *reader, const char *statement) {
+/* Remembers `set NAME = {`, for a lookup further down, and `set NAME = ... enable_thinking ...`, for a condition. */
+static status_t remember_variable(reader_t *reader, const char *statement) {
     const jinja_statement_t *s = &reader->statement;
-    if (!jinja_is(s, 2, "=") || !jinja_is(s, 3, "{")) return STATUS_OK;
-    if (reader->n_dictionaries == MAX_DICTIONARIES) return not_understood(reader, "one dictionary more");
-    reader->dictionaries[reader->n_dictionaries].name = s->tokens[1];
-    reader->dictionaries[reader->n_dictionaries++].statement = statement;
+    if (!jinja_is(s, 2, "=") || jinja_is(s, 1, "enable_thinking")) return STATUS_OK;
+    variable_t variable = {.name = s->tokens[1], .statement = statement};
+    bool is_dictionary = jinja_is(s, 3, "{"), is_condition = false;
+    for (size_t i = 3; i < s->n; ++i) {
+        bool off;
+        if (!asks_for_thinking(reader, i, &off)) continue;
+        is_condition = true;
+        variable.off = variable.off || off;
+    }
+    size_t *n = is_dictionary ? &reader->n_dictionaries : &reader->n_conditions;
+    if (!is_dictionary && !is_condition) return STATUS_OK;
+    if (*n == MAX_VARIABLES) return not_understood(reader, "one variable more");
+    (is_dictionary ? reader->dictionaries : reader->conditions)[(*n)++] = variable;
     return STATUS_OK;
 }
 
@@ -200,8 +236,7 @@ static status_t remember_dictionary(reader_t *reader, const char *statement) {
 static status_t assign_remembered(reader_t *reader, const jinja_token_t *token, bool *found) {
     *found = false;
     for (size_t i = reader->n_dictionaries; i-- > 0 && !*found;) {
-        const jinja_token_t *name = &reader->dictionaries[i].name;
-        if (name->bytes != token->bytes || memcmp(name->start, token->start, name->bytes) != 0) continue;
+        if (!same_name(&reader->dictionaries[i].name, token)) continue;
         const char *next = reader->dictionaries[i].statement;
         TRY(jinja_next_statement(&next, reader->where, &reader->statement, found));
         size_t brace = 3;
@@ -216,7 +251,7 @@ static status_t follow_set(reader_t *reader, const char *statement) {
     size_t equal = 1;
     while (equal < s->n && !jinja_is(s, equal, "="))
         ++equal;
-    if (!jinja_is(s, equal - 1, "reasoning_instructions")) return remember_dictionary(reader, statement);
+    if (!jinja_is(s, equal - 1, "reasoning_instructions")) return remember_variable(reader, statement);
     if (reader->branch.efforts == 0) return STATUS_OK;
     if (reader->branch.unclear) return not_understood(reader, "a condition around the assignment");
 

@@ -15,8 +15,9 @@ extern const char *const chat_effort_names[CHAT_N_EFFORTS];
  * template is not run; what is understood is an assignment of string literals
  *   inside if, elif and else branches that compare the effort with a name: == 'low', in ('low', 'medium'), ...,
  *   or of a dictionary by effort: {'xhigh': '...', 'low': '...'}[reasoning_effort], also by way of a variable or .get.
- * Anything else that is assigned is STATUS_INPUT, with what to do instead. An effort that is assigned nothing gives
- * NULL. The caller frees each of `sentences` with memory_free, also after a failure. */
+ * Branches on enable_thinking are followed; a condition on something else is taken to hold. Anything else that is
+ * assigned is STATUS_INPUT, with what to do instead. An effort that is assigned nothing gives NULL. The caller frees
+ * each of `sentences` with memory_free, also after a failure. */
 status_t chat_effort_read(const char *text, const char *where, char *sentences[CHAT_N_EFFORTS]);
 
 #ifdef __cplusplus

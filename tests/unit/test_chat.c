@@ -140,6 +140,11 @@ static void test_forms_of_assignment(void **state) {
         {"{% set s = {'low': 'L', 'xhigh': 'X'} %}{% if e == 'low' %}{% set reasoning_instructions = s['low'] %}"
          "{% elif e == 'xhigh' %}{% set ns.reasoning_instructions = s.get('xhigh') %}{% endif %}",
          "X", NULL, "L"},
+        {"{% set on = enable_thinking is undefined or enable_thinking is true %}{% set off = not on %}"
+         "{% if off %}{% set reasoning_instructions = 'off' %}{% elif on and effort == 'low' %}"
+         "{% set reasoning_instructions = 'L' %}{% else %}{% set reasoning_instructions = 'X' %}{% endif %}"
+         "{% if on %}{% else %}{% set reasoning_instructions = '' %}{% endif %}",
+         "X", "X", "L"},
         {"{% set x = '%} {% endif %}' %}{{ '}} {% if %}' }}{# {% endif %} #}{{ {'a': {'b': 1}}['a'] }}"
          "{% for m in messages %}{% if m.role == 'user' %}u{% else %}v{% endif %}{% else %}w{% endfor %}"
          "{% if effort == 'low' %}{% set reasoning_instructions = 'L' %}{% endif %}",
@@ -183,6 +188,9 @@ static void test_unreadable_templates(void **state) {
         {"{% set reasoning_instructions = {'low': 'L'", "no end"},
         {"{% set reasoning_instructions = 'L %}", "no end"},
         {"{# a comment", "no end"},
+        {"{% if x %}{% else %}{% set reasoning_instructions = 'X' %}{% endif %}", "a condition"},
+        {"{% if x %}{% elif effort == 'low' %}{% set reasoning_instructions = 'X' %}{% endif %}", "a condition"},
+        {"{% for x in y %}{% set reasoning_instructions = 'X' %}{% endfor %}", "a condition"},
         {"{% if not (effort == 'low') %}{% set reasoning_instructions = 'X' %}{% endif %}", "a condition"},
         {"{% if effort == 'low' and x != 'xhigh' %}{% set reasoning_instructions = 'X' %}{% endif %}", "a condition"},
         {"{% set reasoning_instructions = '\\ud800' %}", "an escape"},
