@@ -1,12 +1,14 @@
 #include "comm/comm.h"
 
 #include <limits.h>
+#include <math.h>
 #include <mpi.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cpu.h"
 #include "base/memory.h"
 
 enum {
@@ -22,7 +24,7 @@ struct comm {
 };
 
 /* mpirun may bind each rank to its own cores, or let all ranks of a host run on all of them. Collective over `host`. */
-static int share_cores(MPI_Comm host) {
+static int share_cores(MPI_Comm host, int local_size) {
     cpu_set_t mask;
     CPU_ZERO(&mask);
     sched_getaffinity(0, sizeof mask, &mask);
@@ -34,6 +36,7 @@ static int share_cores(MPI_Comm host) {
     for (size_t core = 0; core < CPU_SETSIZE; core++) {
         if (own[core]) share += 1.0 / users[core];
     }
+    share = fmin(share, cpu_quota() / local_size);
     return share < 1.0 ? 1 : (int)(share + 0.001);
 }
 
@@ -51,7 +54,7 @@ status_t comm_init(comm_t **comm) {
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, created->tp_rank, MPI_INFO_NULL, &host);
     MPI_Comm_rank(host, &created->local_rank);
     MPI_Comm_size(host, &created->local_size);
-    created->local_cores = share_cores(host);
+    created->local_cores = share_cores(host, created->local_size);
     MPI_Comm_free(&host);
 
     int length;

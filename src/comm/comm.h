@@ -28,8 +28,8 @@ int comm_tp_size(const comm_t *comm);
 int comm_local_rank(const comm_t *comm);
 int comm_local_size(const comm_t *comm);
 
-/* How many threads this rank should use: the cores of its affinity mask, each divided by the ranks that share it; at
- * least 1. */
+/* How many threads this rank should use: the cores of its affinity mask, each divided by the ranks that share it, but
+ * no more than the control group's quota allows; at least 1. */
 int comm_local_cores(const comm_t *comm);
 
 /* Name and version of the MPI library, one line; owned by the comm. */
