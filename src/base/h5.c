@@ -8,23 +8,23 @@
 #include "base/file.h"
 #include "base/memory.h"
 
-enum { REASON_BYTES = 512 };
+enum {
+    REASON_BYTES = 512,
+    /* How often a reader of a file that is being written looks again when a checksum is wrong. HDF5 waits twice as long
+     * each time, from 1 ns: this makes 0.1 s; its own default would never end on a damaged file. */
+    READ_ATTEMPTS = 27
+};
 
-void h5_init(void) {
-    static bool is_ready = false;
-    if (!is_ready) H5dont_atexit();
-    is_ready = true;
-    /* The switch is per thread in a thread-safe HDF5. */
-    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
-}
-
-/* What the error stack says. HDF5 puts the system's error into the text of an entry, "..., errno = 28, ...". */
+/* What the last failed call of this thread said. */
 typedef struct reason {
     int system_error;
     bool is_lock;
     char text[REASON_BYTES];
 } reason_t;
 
+static _Thread_local reason_t last_reason;
+
+/* Reads one entry of the error stack, innermost first. HDF5 puts the system's error into its text, "errno = 28". */
 static herr_t read_entry(unsigned n, const H5E_error2_t *entry, void *context) {
     reason_t *reason = context;
     const char *text = entry->desc ? entry->desc : "";
@@ -35,18 +35,32 @@ static herr_t read_entry(unsigned n, const H5E_error2_t *entry, void *context) {
     return 0;
 }
 
+/* HDF5 calls this before a failed call returns, while the stack still stands: the next call would clear it. */
+static herr_t keep_reason(hid_t stack, void *context) {
+    (void)context;
+    last_reason = (reason_t){.text = ""};
+    H5Ewalk2(stack, H5E_WALK_UPWARD, read_entry, &last_reason);
+    return 0;
+}
+
+void h5_init(void) {
+    static bool is_ready = false;
+    if (!is_ready) H5dont_atexit();
+    is_ready = true;
+    /* The handler is per thread in a thread-safe HDF5. */
+    H5Eset_auto2(H5E_DEFAULT, keep_reason, NULL);
+}
+
 status_t h5_fail(status_t status, const char *action, const char *path) {
-    reason_t reason = {.text = ""};
-    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, read_entry, &reason);
-    H5Eclear2(H5E_DEFAULT);
-    if (reason.is_lock)
+    const reason_t *reason = &last_reason;
+    if (reason->is_lock)
         return status_fail(status,
                            "cannot %s %s: it cannot be locked (%s). Either another program has it open, or its file "
                            "system has no locks: then set HDF5_USE_FILE_LOCKING=FALSE in the environment",
-                           action, path, strerror(reason.system_error));
-    if (reason.system_error)
-        return status_fail(status, "cannot %s %s: %s", action, path, strerror(reason.system_error));
-    return status_fail(status, "cannot %s %s: HDF5 says \"%s\"", action, path, reason.text);
+                           action, path, strerror(reason->system_error));
+    if (reason->system_error)
+        return status_fail(status, "cannot %s %s: %s", action, path, strerror(reason->system_error));
+    return status_fail(status, "cannot %s %s: HDF5 says \"%s\"", action, path, reason->text);
 }
 
 hid_t h5_access_list(bool lock) {
@@ -65,17 +79,18 @@ status_t h5_open_for_read(const char *path, hid_t *file, bool *is_open_for_write
     if (file_is_directory(path)) return status_fail(STATUS_INPUT, "%s is a directory, not a file", path);
     if (access(path, R_OK) != 0) return status_fail(STATUS_INPUT, "cannot read %s: %s", path, strerror(errno));
     if (H5Fis_hdf5(path) <= 0) {
-        H5Eclear2(H5E_DEFAULT);
         return status_fail(STATUS_INPUT, "%s is not an HDF5 file, or its beginning is damaged", path);
     }
     hid_t list = h5_access_list(false);
     hid_t opened = H5Fopen(path, H5F_ACC_RDONLY, list);
     bool is_live = opened < 0;
-    if (is_live) opened = H5Fopen(path, H5F_ACC_RDONLY | H5F_ACC_SWMR_READ, list);
+    if (is_live) {
+        H5Pset_metadata_read_attempts(list, READ_ATTEMPTS);
+        opened = H5Fopen(path, H5F_ACC_RDONLY | H5F_ACC_SWMR_READ, list);
+    }
     status_t status = opened < 0 ? h5_fail(STATUS_INPUT, "read", path) : STATUS_OK;
     H5Pclose(list);
     if (status != STATUS_OK) return status;
-    H5Eclear2(H5E_DEFAULT);
     *file = opened;
     if (is_open_for_write) *is_open_for_write = is_live;
     return STATUS_OK;
@@ -93,17 +108,24 @@ static herr_t put_attribute(hid_t object, const char *name, hid_t type, const vo
     return result;
 }
 
-/* Variable-length UTF-8. */
-static hid_t text_type(void) {
+/* `bytes` may be H5T_VARIABLE. */
+static hid_t text_type(size_t bytes) {
     hid_t type = H5Tcopy(H5T_C_S1);
-    H5Tset_size(type, H5T_VARIABLE);
+    H5Tset_size(type, bytes);
     H5Tset_cset(type, H5T_CSET_UTF8);
     return type;
 }
 
 herr_t h5_put_text(hid_t object, const char *name, const char *text) {
-    hid_t type = text_type();
+    hid_t type = text_type(H5T_VARIABLE);
     herr_t result = put_attribute(object, name, type, &text);
+    H5Tclose(type);
+    return result;
+}
+
+herr_t h5_put_fixed_text(hid_t object, const char *name, const char *text) {
+    hid_t type = text_type(strlen(text) + 1);
+    herr_t result = put_attribute(object, name, type, text);
     H5Tclose(type);
     return result;
 }
@@ -142,7 +164,6 @@ static status_t read_text(hid_t attribute, hid_t type, const char *name, const c
 /* Opens an attribute that must hold one value. */
 static status_t open_attribute(hid_t object, const char *name, const char *path, hid_t *attribute) {
     if (H5Aexists(object, name) <= 0) {
-        H5Eclear2(H5E_DEFAULT);
         return status_fail(STATUS_INPUT, "%s: the attribute \"%s\" is missing", path, name);
     }
     hid_t opened = H5Aopen(object, name, H5P_DEFAULT);

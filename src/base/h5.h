@@ -18,8 +18,8 @@ extern "C" {
  * back to files at exit that could not be closed (it would try for ever on a full disk). */
 void h5_init(void);
 
-/* Records "cannot <action> <path>: <reason>" for the HDF5 call that just failed. The reason is the operating system's
- * if it gave one, else the innermost message of HDF5. A refused file lock says what to do. */
+/* Records "cannot <action> <path>: <reason>" for the last HDF5 call that failed on this thread. The reason is the
+ * operating system's if it gave one, else the innermost message of HDF5. A refused file lock says what to do. */
 status_t h5_fail(status_t status, const char *action, const char *path);
 
 /* Opens a file for reading, whether it is closed, still being written in SWMR mode, or left so by a writer that died.
@@ -31,9 +31,12 @@ status_t h5_open_for_read(const char *path, hid_t *file, bool *is_open_for_write
  * environment overrides it). Negative on failure; the caller closes it with H5Pclose. */
 hid_t h5_access_list(bool lock);
 
-/* Attributes of an open object. Texts are written as variable-length UTF-8, as h5py does, so that it gives them as
- * str. An existing attribute is replaced. Negative on failure. */
+/* Attributes of an open object. An existing attribute is replaced. Negative on failure. h5_put_text writes
+ * variable-length UTF-8, as h5py does, which gives it as str; h5_put_fixed_text fixed-length UTF-8, which h5py gives as
+ * bytes. In the 1.10 format the second kind is under the checksum of its object, the first is not, and HDF5 1.10
+ * crashes on a damaged one: where damaged files must be survived, the second it is. */
 herr_t h5_put_text(hid_t object, const char *name, const char *text);
+herr_t h5_put_fixed_text(hid_t object, const char *name, const char *text);
 herr_t h5_put_int(hid_t object, const char *name, int64_t value);
 
 /* Reads a text attribute of either length kind. `path` is for messages. The caller frees `*text` with memory_free.
