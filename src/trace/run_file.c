@@ -306,19 +306,15 @@ static void destroy(run_file_t *file) {
 }
 
 /* SHA-256 of /tokens/generated as it stands in the file. */
-static status_t put_token_hash(hid_t file, size_t n_tokens, const char *path) {
+static status_t hash_tokens(const run_file_t *file, char text[HASH_SHA256_TEXT_BYTES]) {
+    const column_t *column = &file->columns[COLUMN_TOKEN];
     void *tokens;
-    TRY(memory_alloc(MEMORY_OTHER, n_tokens, sizeof(int32_t), &tokens));
-    hid_t dataset = H5Dopen2(file, "/tokens/generated", H5P_DEFAULT);
+    TRY(memory_alloc(MEMORY_OTHER, column->dims[0], sizeof(int32_t), &tokens));
     status_t status = STATUS_OK;
-    if (dataset < 0 || H5Dread(dataset, H5T_STD_I32LE, H5S_ALL, H5S_ALL, H5P_DEFAULT, tokens) < 0)
-        status = h5_fail(STATUS_DEVICE, "read", path);
-    if (dataset >= 0) H5Dclose(dataset);
-    char text[HASH_SHA256_TEXT_BYTES];
-    if (status == STATUS_OK) status = hash_sha256_text(tokens, n_tokens * sizeof(int32_t), text);
+    if (column->dims[0] && H5Dread(column->dataset, H5T_STD_I32LE, H5S_ALL, H5S_ALL, H5P_DEFAULT, tokens) < 0)
+        status = h5_fail(STATUS_DEVICE, "read", file->path);
+    if (status == STATUS_OK) status = hash_sha256_text(tokens, column->dims[0] * sizeof(int32_t), text);
     memory_free(tokens);
-    if (status == STATUS_OK && h5_put_text(file, "token_hash", text) < 0)
-        status = h5_fail(STATUS_DEVICE, "write", path);
     return status;
 }
 
@@ -347,36 +343,49 @@ static status_t reserve_at_end(const char *path, uint64_t bytes) {
     return status;
 }
 
-/* The last writes go to a file that is no longer in SWMR mode, so objects and attributes may be added again. HDF5 gives
- * back at the end what was reserved and not used. */
-static status_t write_ending(const run_file_t *file, size_t n_tokens, const char *text, size_t text_bytes,
-                             const run_memory_t *memory, const char *stop_reason) {
-    TRY(reserve_at_end(file->path, METADATA_BYTES + text_bytes));
+/* What is known at the end only. */
+typedef struct run_ending {
+    const char *text; /* NULL without a tokenizer */
+    size_t text_bytes;
+    const run_memory_t *memory;
+    const char *stop_reason;
+    char token_hash[HASH_SHA256_TEXT_BYTES];
+} run_ending_t;
+
+static herr_t put_ending(hid_t file, int n_ranks, const run_ending_t *ending) {
+    char time[32];
+    clock_utc_text(time, sizeof time);
+    herr_t result = put_memory(file, n_ranks, ending->memory);
+    if (result >= 0 && ending->text) result = run_put_text(file, "/text/generated", ending->text, ending->text_bytes);
+    if (result >= 0) result = h5_put_text(file, "token_hash", ending->token_hash);
+    if (result >= 0) result = h5_put_text(file, "stop_reason", ending->stop_reason);
+    if (result >= 0) result = h5_put_text(file, "end_time", time);
+    if (result >= 0) result = h5_put_int(file, "complete", 1);
+    return result;
+}
+
+/* Opens the file again, no longer in SWMR mode, so that objects and attributes may be added. HDF5 gives back at the end
+ * what was reserved and not used. */
+static status_t write_ending(const run_file_t *file, const run_ending_t *ending) {
+    TRY(reserve_at_end(file->path, METADATA_BYTES + ending->text_bytes));
     hid_t list = access_list(false);
     hid_t reopened = H5Fopen(file->path, H5F_ACC_RDWR, list);
     H5Pclose(list);
     if (reopened < 0) return h5_fail(STATUS_DEVICE, "finish", file->path);
-    char time[32];
-    clock_utc_text(time, sizeof time);
-    status_t status = put_token_hash(reopened, n_tokens, file->path);
-    herr_t result = status == STATUS_OK ? 0 : -1;
-    if (result >= 0) result = put_memory(reopened, file->n_ranks, memory);
-    if (result >= 0 && text) result = run_put_text(reopened, "/text/generated", text, text_bytes);
-    if (result >= 0) result = h5_put_text(reopened, "stop_reason", stop_reason);
-    if (result >= 0) result = h5_put_text(reopened, "end_time", time);
-    if (result >= 0) result = h5_put_int(reopened, "complete", 1);
-    if (H5Fclose(reopened) < 0) result = -1;
-    if (status == STATUS_OK && result < 0) status = h5_fail(STATUS_DEVICE, "write", file->path);
+    status_t status =
+        put_ending(reopened, file->n_ranks, ending) < 0 ? h5_fail(STATUS_DEVICE, "finish", file->path) : STATUS_OK;
+    if (H5Fclose(reopened) < 0 && status == STATUS_OK) status = h5_fail(STATUS_DEVICE, "finish", file->path);
     return status;
 }
 
 status_t run_file_finish(run_file_t *file, const char *text, size_t text_bytes, const run_memory_t *memory,
                          const char *stop_reason) {
+    run_ending_t ending = {.text = text, .text_bytes = text_bytes, .memory = memory, .stop_reason = stop_reason};
     status_t status = check_open(file);
     if (status == STATUS_OK) status = flush(file);
-    size_t n_tokens = file->columns[COLUMN_TOKEN].dims[0];
+    if (status == STATUS_OK) status = hash_tokens(file, ending.token_hash);
     if (close_file(file) < 0 && status == STATUS_OK) status = h5_fail(STATUS_DEVICE, "write", file->path);
-    if (status == STATUS_OK) status = write_ending(file, n_tokens, text, text_bytes, memory, stop_reason);
+    if (status == STATUS_OK) status = write_ending(file, &ending);
     destroy(file);
     return status;
 }
