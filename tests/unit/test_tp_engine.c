@@ -22,16 +22,29 @@ enum { N_PROMPT = sizeof prompt / sizeof *prompt };
 static const sampling_t greedy = {.top_p = 1.0};
 
 /* A check that one rank fails alone must not leave the others in the next collective: all ranks fail together. */
-static void assert_all_ok(status_t status) {
-    if (comm_agree(comm, status) != STATUS_OK) fail_msg("%s", status_message());
-}
-
-static void assert_all_true(bool value) { assert_all_ok(value ? STATUS_OK : status_fail(STATUS_USAGE, "not true")); }
-
-static void assert_fails(status_t status, status_t expected) {
-    assert_all_true(status == expected && status_message()[0] != '\0');
+static void check_all_ok(status_t status, int line) {
+    if (comm_agree(comm, status) == STATUS_OK) return;
+    char message[512];
+    snprintf(message, sizeof message, "%s", status_message());
     status_clear();
+    fail_msg("line %d: %s", line, message);
 }
+
+static void check_all_true(bool value, const char *text, int line) {
+    if (!value) {
+        status_clear();
+        status_fail(STATUS_USAGE, "not so: %s", text);
+    }
+    check_all_ok(value ? STATUS_OK : STATUS_USAGE, line);
+}
+
+#define assert_all_ok(status) check_all_ok(status, __LINE__)
+#define assert_all_true(value) check_all_true(value, #value, __LINE__)
+#define assert_fails(actual, expected)                                                                                 \
+    do {                                                                                                               \
+        assert_all_true((actual) == (expected) && status_message()[0] != '\0');                                        \
+        status_clear();                                                                                                \
+    } while (0)
 
 static engine_args_t engine_args(void) {
     return (engine_args_t){.model_directory = directory, .comm = comm, .backend = backend, .max_context = 64};

@@ -43,7 +43,11 @@ static void layers_create(const golden_t *golden, const engine_t *engine, layers
 
 /* A check that one rank fails alone must not leave the others in the next collective: all ranks fail together. */
 static void assert_all_ok(status_t status) {
-    if (comm_agree(comm, status) != STATUS_OK) fail_msg("%s", status_message());
+    if (comm_agree(comm, status) == STATUS_OK) return;
+    char message[512];
+    snprintf(message, sizeof message, "%s", status_message());
+    status_clear();
+    fail_msg("%s", message);
 }
 
 static status_t compare_layers(const golden_t *golden, const layers_t *layers) {
