@@ -43,6 +43,27 @@ static void count(inventory_count_t *group, const checkpoint_tensor_t *tensor) {
     group->bytes += tensor->info->bytes;
 }
 
+int64_t inventory_shard_rows(int64_t n_rows, int64_t n_shards, int64_t shard) {
+    int64_t block = (n_rows + n_shards - 1) / n_shards;
+    int64_t left = n_rows - shard * block;
+    return left < 0 ? 0 : left < block ? left : block;
+}
+
+/* A table may be cut into more or fewer shards than the config says, if they make up the table; else the config's
+ * number holds, and what is missing of it will be named. */
+static void settle_table_shards(const checkpoint_t *checkpoint, const model_config_t *config, inventory_t *inventory) {
+    for (int64_t i = 0; i < config->n_ple_layers; i++) {
+        int64_t *n_shards = &inventory->n_table_shards[i];
+        if (*n_shards == 0 || *n_shards == config->split_ngram_parts) continue;
+        ngram_constants_t constants;
+        ngram_derive(config, i, &constants);
+        const checkpoint_tensor_t *first =
+            role_find(checkpoint, (role_place_t){ROLE_PLE_TABLE_SHARD, config->ple_layers[i], 0});
+        int64_t rows = inventory_shard_rows(constants.n_rows, *n_shards, 0);
+        if (!first || first->info->n_dims != 2 || first->info->shape[0] != rows) *n_shards = config->split_ngram_parts;
+    }
+}
+
 /* Finds how experts and tables are stored, from the tensors that are there. */
 static status_t find_storage(const checkpoint_t *checkpoint, const model_config_t *config, inventory_t *inventory) {
     size_t n_tensors;
@@ -71,6 +92,7 @@ static status_t find_storage(const checkpoint_t *checkpoint, const model_config_
             table_seen = true;
         }
     }
+    settle_table_shards(checkpoint, config, inventory);
     return STATUS_OK;
 }
 
@@ -79,6 +101,8 @@ static bool is_expected(role_place_t place, const model_config_t *config, const 
     if (!role_exists(place, config, inventory->expert_storage)) return false;
     int64_t ple_index;
     switch (place.role) {
+    case ROLE_PLE_TABLE_SHARD:
+        return config_ple_index(config, place.layer, &ple_index) && place.item < inventory->n_table_shards[ple_index];
     case ROLE_PLE_TABLE:
         return config_ple_index(config, place.layer, &ple_index) && !inventory->n_table_shards[ple_index];
     case ROLE_PLE_TABLE_SCALE:
@@ -109,12 +133,6 @@ static status_t check_strangers(const checkpoint_t *checkpoint, const model_conf
     return STATUS_OK;
 }
 
-int64_t inventory_shard_rows(int64_t n_rows, int64_t n_shards, int64_t shard) {
-    int64_t block = (n_rows + n_shards - 1) / n_shards;
-    int64_t left = n_rows - shard * block;
-    return left < 0 ? 0 : left < block ? left : block;
-}
-
 static void shape_text(int n_dims, const int64_t *shape, char *text, size_t text_bytes) {
     int used = snprintf(text, text_bytes, "[");
     for (int i = 0; i < n_dims; i++)
@@ -132,35 +150,63 @@ static int64_t table_rows(role_place_t place, const model_config_t *config, cons
     return inventory_shard_rows(constants.n_rows, inventory->n_table_shards[ple_index], place.item);
 }
 
-static status_t check_tensor(const checkpoint_tensor_t *tensor, role_place_t place, const model_config_t *config,
-                             const inventory_t *inventory) {
-    const safetensors_tensor_t *info = tensor->info;
+static role_expectation_t expect(role_place_t place, const model_config_t *config, const inventory_t *inventory) {
     role_expectation_t expected = role_expect(place.role, config, inventory->expert_storage);
     if (place.role == ROLE_PLE_TABLE_SHARD || place.role == ROLE_PLE_TABLE) {
         expected.dtypes = 1u << inventory->ple_dtype;
         expected.shape[0] = table_rows(place, config, inventory);
     }
-    if (!(expected.dtypes >> info->dtype & 1)) {
-        dtype_t first = (dtype_t)__builtin_ctz(expected.dtypes);
-        return status_fail(STATUS_INPUT, "tensor %s is of type %s; expected %s", info->name,
-                           info->dtype == DTYPE_N ? "unknown" : dtype_name(info->dtype), dtype_name(first));
-    }
-    /* One number may be stored as a scalar or as a vector of one. */
-    bool one_number = info->n_dims == 0 && expected.n_dims == 1 && expected.shape[0] == 1;
-    one_number |= expected.n_dims == 0 && info->n_dims == 1 && info->shape[0] == 1;
-    if (!one_number && (info->n_dims != expected.n_dims ||
-                        memcmp(info->shape, expected.shape, sizeof(int64_t) * (size_t)expected.n_dims) != 0)) {
-        char found_text[160], expected_text[160];
-        shape_text(info->n_dims, info->shape, found_text, sizeof found_text);
-        shape_text(expected.n_dims, expected.shape, expected_text, sizeof expected_text);
-        return status_fail(STATUS_INPUT, "tensor %s has the shape %s; the config asks for %s", info->name, found_text,
-                           expected_text);
-    }
-    return STATUS_OK;
+    return expected;
 }
 
-static status_t check_role(const checkpoint_t *checkpoint, const model_config_t *config, const inventory_t *inventory,
-                           role_t role, name_list_t *missing) {
+static bool has_type(const safetensors_tensor_t *info, const role_expectation_t *expected) {
+    return expected->dtypes >> info->dtype & 1;
+}
+
+static bool has_shape(const safetensors_tensor_t *info, const role_expectation_t *expected) {
+    /* One number may be stored as a scalar or as a vector of one. */
+    if (info->n_dims == 0 && expected->n_dims == 1 && expected->shape[0] == 1) return true;
+    if (expected->n_dims == 0 && info->n_dims == 1 && info->shape[0] == 1) return true;
+    return info->n_dims == expected->n_dims &&
+           memcmp(info->shape, expected->shape, sizeof(int64_t) * (size_t)expected->n_dims) == 0;
+}
+
+static status_t fail_tensor(const safetensors_tensor_t *info, const role_expectation_t *expected) {
+    if (!has_type(info, expected))
+        return status_fail(STATUS_INPUT, "tensor %s is of type %s; expected %s", info->name,
+                           info->dtype == DTYPE_N ? "unknown" : dtype_name(info->dtype),
+                           dtype_name((dtype_t)__builtin_ctz(expected->dtypes)));
+    char found_text[160], expected_text[160];
+    shape_text(info->n_dims, info->shape, found_text, sizeof found_text);
+    shape_text(expected->n_dims, expected->shape, expected_text, sizeof expected_text);
+    return status_fail(STATUS_INPUT, "tensor %s has the shape %s; the config asks for %s", info->name, found_text,
+                       expected_text);
+}
+
+/* What a look at all expected places finds. */
+typedef struct findings {
+    name_list_t missing;
+    const safetensors_tensor_t *wrong; /* the first tensor of another type or shape, or NULL */
+    role_expectation_t wrong_expected;
+} findings_t;
+
+static void look_at(const checkpoint_t *checkpoint, const model_config_t *config, const inventory_t *inventory,
+                    role_place_t place, findings_t *findings) {
+    const checkpoint_tensor_t *tensor = role_find(checkpoint, place);
+    if (!tensor) {
+        char name[ROLE_NAME_BYTES];
+        role_name(place, name);
+        list_name(&findings->missing, name);
+        return;
+    }
+    role_expectation_t expected = expect(place, config, inventory);
+    if (findings->wrong || (has_type(tensor->info, &expected) && has_shape(tensor->info, &expected))) return;
+    findings->wrong = tensor->info;
+    findings->wrong_expected = expected;
+}
+
+static void look_at_role(const checkpoint_t *checkpoint, const model_config_t *config, const inventory_t *inventory,
+                         role_t role, findings_t *findings) {
     int64_t n_layers = role_n_layers(role, config);
     for (role_place_t place = {role, 0, 0}; place.layer < n_layers; place.layer++) {
         int64_t n_items = role_n_items(role, config), ple_index;
@@ -168,17 +214,9 @@ static status_t check_role(const checkpoint_t *checkpoint, const model_config_t 
             n_items = config_ple_index(config, place.layer, &ple_index) ? inventory->n_table_shards[ple_index] : 0;
         for (place.item = 0; place.item < n_items; place.item++) {
             if (!is_expected(place, config, inventory)) break;
-            const checkpoint_tensor_t *tensor = role_find(checkpoint, place);
-            if (tensor) {
-                TRY(check_tensor(tensor, place, config, inventory));
-            } else {
-                char name[ROLE_NAME_BYTES];
-                role_name(place, name);
-                list_name(missing, name);
-            }
+            look_at(checkpoint, config, inventory, place, findings);
         }
     }
-    return STATUS_OK;
 }
 
 /* A rounded or reordered constant gives wrong rows everywhere and no other sign of it. */
@@ -213,12 +251,13 @@ status_t inventory_check(checkpoint_t *checkpoint, const model_config_t *config,
     inventory_t found = {0};
     TRY(find_storage(checkpoint, config, &found));
     TRY(check_strangers(checkpoint, config, &found));
-    name_list_t missing = {0};
+    findings_t findings = {0};
     for (int role = 0; role < ROLE_N; role++)
-        TRY(check_role(checkpoint, config, &found, (role_t)role, &missing));
-    if (missing.n_names)
+        look_at_role(checkpoint, config, &found, (role_t)role, &findings);
+    if (findings.missing.n_names)
         return status_fail(STATUS_INPUT, "%s lacks %zu tensors that its config asks for: %s",
-                           checkpoint_directory(checkpoint), missing.n_names, missing.text);
+                           checkpoint_directory(checkpoint), findings.missing.n_names, findings.missing.text);
+    if (findings.wrong) return fail_tensor(findings.wrong, &findings.wrong_expected);
     TRY(check_hash_tables(checkpoint, config));
     *inventory = found;
     return STATUS_OK;

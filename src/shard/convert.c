@@ -138,7 +138,7 @@ static status_t prepare_target(job_t *job, int target, int tp_rank) {
         .config_json = job->config_json,
         .model_type = job->model_type,
         .source = job->source,
-        .created_by = "galvani shard",
+        .created_by = job->args->created_by,
         .conversion = job->identity,
         .journal_kind = job->n_targets == job->plan.tp_size ? "by one process" : "by one process per rank",
     };

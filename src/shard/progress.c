@@ -6,7 +6,10 @@
 
 #include "base/clock.h"
 
-enum { REDRAW_NS = 200000000, BAR_CELLS = 24 };
+enum { BAR_CELLS = 24 };
+
+/* Time between two drawings, on a terminal and elsewhere. */
+static const int64_t redraw_ns = 200000000, line_ns = 2000000000;
 
 void progress_start(progress_t *progress, const char *what, uint64_t total_bytes, bool is_shown) {
     *progress = (progress_t){
@@ -16,6 +19,7 @@ void progress_start(progress_t *progress, const char *what, uint64_t total_bytes
         .is_shown = is_shown,
         .is_terminal = isatty(STDERR_FILENO) == 1,
     };
+    progress->drawn_ns = progress->start_ns;
 }
 
 static void draw(progress_t *progress, int64_t now_ns) {
@@ -39,8 +43,9 @@ void progress_add(progress_t *progress, uint64_t bytes) {
     progress->done_bytes += bytes;
     if (!progress->is_shown || progress->total_bytes == 0) return;
     int64_t now_ns = clock_now_ns();
-    int tenths = (int)(progress->done_bytes * 10 / progress->total_bytes);
-    if (progress->is_terminal ? now_ns - progress->drawn_ns < REDRAW_NS : tenths == progress->shown_tenths) return;
+    if (now_ns - progress->drawn_ns < (progress->is_terminal ? redraw_ns : line_ns)) return;
+    int tenths = (int)((double)progress->done_bytes * 10 / (double)progress->total_bytes);
+    if (!progress->is_terminal && tenths == progress->shown_tenths) return;
     progress->shown_tenths = tenths;
     draw(progress, now_ns);
 }

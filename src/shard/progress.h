@@ -9,7 +9,7 @@ extern "C" {
 #endif
 
 /* A progress line on stderr: bytes, MB/s and time left. On a terminal it is redrawn in place, elsewhere a line appears
- * at every tenth part. */
+ * at every tenth part, at most one in two seconds. */
 typedef struct progress {
     const char *what;
     uint64_t total_bytes, done_bytes;

@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -24,7 +25,8 @@ enum {
 struct shard_writer {
     shard_writer_args_t args;
     char path[SHARD_PATH_BYTES], partial[SHARD_PATH_BYTES], journal[SHARD_PATH_BYTES];
-    int fd;
+    int fd;            /* of the partial file */
+    int lock_fd;       /* of the journal, locked against a second process */
     uint64_t *offsets; /* [n_tensors] of the data in the file */
     size_t *bytes;     /* [n_tensors] */
     journal_entry_t *entries;
@@ -217,12 +219,22 @@ static bool resume(shard_writer_t *writer, const char *conversion) {
 }
 
 static status_t start(shard_writer_t *writer, const char *conversion) {
-    unlink(writer->journal);
+    TRY(journal_create(writer->journal, ""));
     TRY(create_file(writer));
     TRY(locate_datasets(writer));
     TRY(open_descriptor(writer));
     TRY(reserve_space(writer));
     return journal_create(writer->journal, conversion);
+}
+
+/* File systems without locks do without. */
+static status_t lock(shard_writer_t *writer) {
+    writer->lock_fd = open(writer->journal, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (writer->lock_fd < 0) return status_fail(STATUS_DEVICE, "cannot write %s: %s", writer->journal, strerror(errno));
+    if (flock(writer->lock_fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return STATUS_OK;
+    close(writer->lock_fd);
+    writer->lock_fd = -1;
+    return status_fail(STATUS_DEVICE, "%s is being written by another process", writer->path);
 }
 
 static status_t open_writer(shard_writer_t *writer) {
@@ -245,8 +257,9 @@ status_t shard_writer_open(const shard_writer_args_t *args, shard_writer_t **wri
     TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(shard_writer_t), &memory));
     shard_writer_t *opened = memory;
     opened->args = *args;
-    opened->fd = -1;
+    opened->fd = opened->lock_fd = -1;
     status_t status = set_paths(args, opened);
+    if (status == STATUS_OK) status = lock(opened);
     if (status != STATUS_OK) {
         memory_free(opened);
         return status;
@@ -263,6 +276,7 @@ status_t shard_writer_open(const shard_writer_args_t *args, shard_writer_t **wri
 void shard_writer_close(shard_writer_t *writer) {
     if (!writer) return;
     if (writer->fd >= 0) close(writer->fd);
+    if (writer->lock_fd >= 0) close(writer->lock_fd);
     memory_free(writer->offsets);
     memory_free(writer->bytes);
     memory_free(writer->entries);
