@@ -11,13 +11,10 @@ from conftest import galvani
 
 
 def gate_line(entry):
-    """A gate entry as a line of a requests file."""
-    line = {"id": entry["id"], "max_new": max(len(entry["generated_ids"]), 1), **entry.get("options", {})}
-    if "messages" in entry:
-        line["messages"] = entry["messages"]
-    else:
-        line["prompt"] = entry["prompt"]
-    return json.dumps(line, ensure_ascii=False)
+    """A gate entry as a line of a requests file; the oracle stopped at an end token or after 64 tokens."""
+    keys = ("id", "prompt", "messages", "think", "reasoning_effort", "preserve_thinking")
+    line = {key: entry[key] for key in keys if key in entry}
+    return json.dumps({**line, "max_new": 64}, ensure_ascii=False)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
