@@ -1,0 +1,114 @@
+#include "trace/report.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+#include "base/memory.h"
+#include "trace/summary.h"
+
+enum { N_SLOWEST = 5, MAX_RANK_COLUMNS = 8 };
+
+static double share(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
+
+static void print_head(FILE *stream, const char *path, const run_record_t *record, const run_summary_t *summary) {
+    fprintf(stream, "%s: %s; %" PRId64 " rank%s, backend %s on %s; %zu tokens after a prompt of %zu\n", path,
+            run_state_text(record->state), record->n_ranks, record->n_ranks == 1 ? "" : "s", record->backend,
+            record->host, record->n_steps, record->n_prompt);
+    if (record->n_steps == 0) return;
+    fprintf(stream, "first token after %.3f ms\n", summary->ttft);
+    const tpot_figures_t *tpot = &summary->tpot;
+    if (tpot->n == 0) return;
+    fprintf(stream,
+            "time per output token over steps %zu to %zu: mean %.3f ms (%.2f tokens/s), p50 %.3f, p90 %.3f, p99 %.3f, "
+            "min %.3f, max %.3f\n",
+            tpot->first, tpot->first + tpot->n - 1, tpot->mean, 1e3 / tpot->mean, tpot->p50, tpot->p90, tpot->p99,
+            tpot->min, tpot->max);
+}
+
+/* One line of the table; `ranks` [n_columns] may be NULL. */
+static void print_part(FILE *stream, const char *name, const double *ranks, int n_columns,
+                       const part_figures_t *figures, double wall) {
+    fprintf(stream, "%-14s", name);
+    for (int rank = 0; rank < n_columns; rank++)
+        fprintf(stream, " %8.3f", ranks ? ranks[rank] : figures->mean);
+    fprintf(stream, " %9.3f %8.3f %8.3f %6.1f%%\n", figures->mean, figures->min, figures->max,
+            share(figures->mean, wall));
+}
+
+static void print_parts(FILE *stream, const run_record_t *record, const run_summary_t *summary) {
+    /* Many ranks do not fit on a line; their mean, least and most do. */
+    int n_columns = record->n_ranks <= MAX_RANK_COLUMNS ? (int)record->n_ranks : 0;
+    fprintf(stream, "\n%-14s", "ms a token");
+    for (int rank = 0; rank < n_columns; rank++)
+        fprintf(stream, "   rank %d", rank);
+    fprintf(stream, " %9s %8s %8s %7s\n", "mean", "min", "max", "share");
+    double wall = summary->tpot.mean;
+    for (int part = 0; part < RUN_N_PARTS; part++)
+        print_part(stream, run_part_name(part), &summary->rank_parts[part * record->n_ranks], n_columns,
+                   &summary->parts[part], wall);
+    const part_figures_t total = {.mean = wall, .min = wall, .max = wall};
+    print_part(stream, "wall time", NULL, n_columns, &total, wall);
+}
+
+static void print_ranks(FILE *stream, const run_record_t *record, const run_summary_t *summary) {
+    if (record->n_ranks == 1) return;
+    fprintf(stream,
+            "\ncomm: %.3f ms a token is exchange (the rank that waits least), %.3f ms is waiting for other ranks "
+            "(mean of ranks)\n",
+            summary->comm_exchange, summary->comm_wait);
+    fprintf(
+        stream,
+        "skew: between the busy time of the slowest and the fastest rank %.3f ms a token; rank %d is the slowest in "
+        "%.0f %% of steps\n",
+        summary->busy_skew, summary->slowest_rank, 100 * summary->slowest_share);
+}
+
+/* Mean over ranks of one part of one step. */
+static double step_part(const run_record_t *record, int part, size_t step) {
+    size_t n_ranks = (size_t)record->n_ranks;
+    double sum = 0;
+    for (size_t rank = 0; rank < n_ranks; rank++)
+        sum += (double)record->part_ms[part][step * n_ranks + rank];
+    return sum / (double)n_ranks;
+}
+
+static void print_slowest(FILE *stream, const run_record_t *record, const run_summary_t *summary) {
+    const tpot_figures_t *tpot = &summary->tpot;
+    fprintf(stream, "\n%-14s %8s %10s %10s  %s\n", "slowest steps", "token", "wall ms", "over p50", "most of it in");
+    size_t shown[N_SLOWEST], n_shown = 0;
+    while (n_shown < N_SLOWEST && n_shown < tpot->n) {
+        size_t slowest = SIZE_MAX;
+        for (size_t step = tpot->first; step < tpot->first + tpot->n; step++) {
+            bool is_shown = false;
+            for (size_t i = 0; i < n_shown; i++)
+                is_shown |= shown[i] == step;
+            if (!is_shown && (slowest == SIZE_MAX || record->wall_ns[step] > record->wall_ns[slowest])) slowest = step;
+        }
+        shown[n_shown++] = slowest;
+        int most = 0;
+        double most_ms = -INFINITY;
+        for (int part = 0; part < RUN_N_PARTS; part++) {
+            double over = step_part(record, part, slowest) - summary->parts[part].mean;
+            if (over > most_ms) {
+                most_ms = over;
+                most = part;
+            }
+        }
+        double wall = (double)record->wall_ns[slowest] / 1e6;
+        fprintf(stream, "%-14zu %8" PRId32 " %10.3f %+9.1f%%  %s, %+.3f ms against its mean\n", slowest,
+                record->generated[slowest], wall, share(wall - tpot->p50, tpot->p50), run_part_name(most), most_ms);
+    }
+}
+
+status_t report_print(FILE *stream, const char *path, const run_record_t *record, int64_t skip) {
+    run_summary_t summary;
+    TRY(summary_build(record, summary_first_step(record, skip), &summary));
+    print_head(stream, path, record, &summary);
+    if (summary.tpot.n) {
+        print_parts(stream, record, &summary);
+        print_ranks(stream, record, &summary);
+        print_slowest(stream, record, &summary);
+    }
+    summary_release(&summary);
+    return STATUS_OK;
+}
