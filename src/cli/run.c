@@ -1,0 +1,197 @@
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/interrupt.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "cli/commands.h"
+#include "cli/generate.h"
+#include "cli/options.h"
+#include "cli/requests.h"
+#include "shard/reader.h"
+#include "trace/run_reader.h"
+
+enum { PATH_BYTES = 4096 };
+
+/* What rank 0 knows after it has read the requests and the others need before they load. */
+typedef struct plan {
+    int64_t max_context;
+    int32_t n_valid_tokens;
+    int64_t n_requests;
+    generation_config_t stops;
+} plan_t;
+
+typedef struct run {
+    comm_t *comm;
+    option_store_t *store;
+    options_t options;
+    char *command_line;
+    tokenizer_t *tokenizer;  /* rank 0; NULL if the model has none */
+    request_list_t requests; /* rank 0 */
+    backend_t *backend;
+    engine_t *engine;
+    plan_t plan;
+} run_t;
+
+static status_t load_tokenizer(run_t *run, const model_config_t *config) {
+    char path[PATH_BYTES];
+    TRY(file_join(run->options.model, "tokenizer.json", path, sizeof path));
+    if (!file_exists(path)) return STATUS_OK;
+    TRY(tokenizer_load(run->options.model, &run->tokenizer));
+    int32_t n_tokens = tokenizer_n_tokens(run->tokenizer);
+    if (n_tokens > config->vocab_size)
+        return status_fail(STATUS_INPUT, "%s has %d tokens, but the model's vocabulary %lld: it is of another model",
+                           path, n_tokens, (long long)config->vocab_size);
+    return STATUS_OK;
+}
+
+/* Rank 0: the requests as token ids, and what follows from them for all ranks. */
+static status_t read_requests(run_t *run) {
+    shard_reader_t *reader;
+    TRY(shard_reader_open(run->options.model, 0, comm_tp_size(run->comm), &reader));
+    model_config_t config = shard_reader_info(reader)->config;
+    shard_reader_close(reader);
+    TRY(load_tokenizer(run, &config));
+
+    requests_args_t args = {
+        .store = run->store, .options = &run->options, .config = &config, .tokenizer = run->tokenizer};
+    TRY(requests_build(&args, &run->requests));
+    plan_t *plan = &run->plan;
+    plan->n_requests = (int64_t)run->requests.n;
+    plan->n_valid_tokens = run->tokenizer ? tokenizer_n_tokens(run->tokenizer) : (int32_t)config.vocab_size;
+    for (size_t i = 0; i < run->requests.n; i++) {
+        const request_t *request = &run->requests.requests[i];
+        int64_t length = (int64_t)request->n_tokens + request->options.max_new;
+        if (length > plan->max_context) plan->max_context = length;
+    }
+    return generation_config_load(run->options.model, config.eos_token_id, (int32_t)config.vocab_size, &plan->stops);
+}
+
+static backend_kind_t backend_kind(const char *name) {
+    if (strcmp(name, "cpu") == 0) return BACKEND_CPU;
+    return strcmp(name, "cuda") == 0 ? BACKEND_CUDA : BACKEND_AUTO;
+}
+
+static status_t load_model(run_t *run) {
+    int64_t begin_ns = clock_now_ns();
+    TRY(comm_agree(run->comm, backend_create(backend_kind(run->options.backend), run->comm, &run->backend)));
+    engine_args_t args = {.model_directory = run->options.model,
+                          .comm = run->comm,
+                          .backend = run->backend,
+                          .max_context = run->plan.max_context,
+                          .prefill_chunk = run->options.prefill_chunk,
+                          .n_valid_tokens = run->plan.n_valid_tokens,
+                          .keep_op_records = strcmp(run->options.trace, "ops") == 0};
+    TRY(engine_create(&args, &run->engine));
+    if (!run->options.quiet)
+        log_info("loaded   %s in %.2f s, %.1f MiB a rank", run->options.model,
+                 (double)(clock_now_ns() - begin_ns) / 1e9, (double)memory_bytes(MEMORY_WEIGHTS) / 1048576.0);
+    return STATUS_OK;
+}
+
+/* With --requests, --out is a directory that is made here. */
+static status_t prepare_out(const run_t *run) {
+    if (!run->options.out || !run->options.requests) return STATUS_OK;
+    if (mkdir(run->options.out, 0777) != 0 && errno != EEXIST)
+        return status_fail(STATUS_DEVICE, "cannot make the directory %s: %s", run->options.out, strerror(errno));
+    if (!file_is_directory(run->options.out))
+        return status_fail(STATUS_USAGE, "--out %s is not a directory, as --requests needs", run->options.out);
+    return STATUS_OK;
+}
+
+/* Rank 0: where request `index` leaves its run file, "" for nowhere, and whether that file is already whole. */
+static status_t find_path(const run_t *run, int64_t index, char path[PATH_BYTES], int *is_done) {
+    path[0] = '\0';
+    *is_done = 0;
+    if (!run->options.out) return STATUS_OK;
+    if (!run->options.requests) {
+        if (strlen(run->options.out) >= PATH_BYTES) return status_fail(STATUS_USAGE, "--out is too long");
+        strcpy(path, run->options.out);
+        return STATUS_OK;
+    }
+    char name[REQUEST_ID_BYTES + 4];
+    snprintf(name, sizeof name, "%s.h5", run->requests.requests[index].id);
+    TRY(file_join(run->options.out, name, path, PATH_BYTES));
+    *is_done = run_file_is_complete(path);
+    return STATUS_OK;
+}
+
+static status_t run_requests(const run_t *run) {
+    bool is_rank0 = comm_tp_rank(run->comm) == 0;
+    generate_context_t context = {.engine = run->engine,
+                                  .comm = run->comm,
+                                  .backend = run->backend,
+                                  .stops = run->plan.stops,
+                                  .tokenizer = run->tokenizer,
+                                  .command_line = run->command_line};
+    for (int64_t i = 0; i < run->plan.n_requests; i++) {
+        char path[PATH_BYTES] = "";
+        int is_done = 0;
+        status_t status = is_rank0 ? find_path(run, i, path, &is_done) : STATUS_OK;
+        TRY(comm_agree(run->comm, status));
+        comm_broadcast(run->comm, &is_done, sizeof is_done);
+        const request_t *request = is_rank0 ? &run->requests.requests[i] : NULL;
+        if (is_rank0 && request->id[0] && !run->options.quiet)
+            log_info("request  %s%s", request->id, is_done ? ": already done" : "");
+        if (!is_done) TRY(generate(&context, request, path[0] ? path : NULL));
+    }
+    return STATUS_OK;
+}
+
+/* The stages in order. What rank 0 alone finds wrong is agreed on before the others go on. */
+static status_t run_stages(run_t *run, int argc, char **argv) {
+    TRY(comm_agree(run->comm, options_parse(run->store, COMMAND_RUN, argc, argv, &run->options)));
+    bool is_rank0 = comm_tp_rank(run->comm) == 0;
+    if (run->options.help) {
+        if (is_rank0) options_help(stdout, COMMAND_RUN, "mpirun -np T galvani run --model DIR --prompt TEXT [options]");
+        return STATUS_OK;
+    }
+    log_level_t level = LOG_INFO;
+    log_level_from_name(run->options.log_level, &level);
+    log_set_level(level);
+    if (!run->options.model) return status_fail(STATUS_USAGE, "--model is missing; see galvani run --help");
+
+    status_t status = STATUS_OK;
+    if (is_rank0) {
+        status = prepare_out(run);
+        if (status == STATUS_OK) status = read_requests(run);
+    }
+    TRY(comm_agree(run->comm, status));
+    comm_broadcast(run->comm, &run->plan, sizeof run->plan);
+    interrupt_install();
+    TRY(load_model(run));
+    return run_requests(run);
+}
+
+static status_t join_arguments(int argc, char **argv, char **line) {
+    size_t bytes = sizeof "galvani";
+    for (int i = 0; i < argc; i++)
+        bytes += strlen(argv[i]) + 1;
+    void *memory;
+    TRY(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
+    char *next = memory;
+    next += sprintf(next, "galvani");
+    for (int i = 0; i < argc; i++)
+        next += sprintf(next, " %s", argv[i]);
+    *line = memory;
+    return STATUS_OK;
+}
+
+status_t cli_run(int argc, char **argv, comm_t *comm) {
+    run_t run = {.comm = comm};
+    status_t status = option_store_create(&run.store);
+    if (status == STATUS_OK) status = join_arguments(argc, argv, &run.command_line);
+    status = comm_agree(comm, status);
+    if (status == STATUS_OK) status = run_stages(&run, argc, argv);
+    engine_destroy(run.engine);
+    if (run.backend) run.backend->ops->destroy(run.backend);
+    requests_release(&run.requests);
+    tokenizer_destroy(run.tokenizer);
+    memory_free(run.command_line);
+    option_store_destroy(run.store);
+    return status;
+}
