@@ -1,6 +1,5 @@
 #include "cli/tensor_table.h"
 
-#include <ctype.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -34,20 +33,16 @@ status_t tensor_table_create(tensor_table_t **table) {
 
 void tensor_table_destroy(tensor_table_t *table) { memory_free(table); }
 
-/* Copies a name with every part that is a number written as *. Parts are separated by dots, slashes and underscores. */
+/* Copies a name with every part that is a number written as *: layers.3, /layers/03, shard_12. */
 static void make_pattern(const char *name, char pattern[NAME_BYTES]) {
     size_t used = 0;
-    bool at_start = true;
     while (*name && used + 1 < NAME_BYTES) {
+        bool at_start =
+            used == 0 || strchr("./", pattern[used - 1]) || (used >= 6 && memcmp(pattern + used - 6, "shard_", 6) == 0);
         size_t digits = at_start ? strspn(name, "0123456789") : 0;
-        if (digits && (name[digits] == '\0' || strchr("./_", name[digits]))) {
-            pattern[used++] = '*';
-            name += digits;
-            at_start = false;
-            continue;
-        }
-        at_start = strchr("./_", *name) != NULL;
-        pattern[used++] = *name++;
+        bool is_number = digits && (name[digits] == '\0' || strchr("./", name[digits]));
+        pattern[used++] = is_number ? '*' : *name;
+        name += is_number ? digits : 1;
     }
     pattern[used] = '\0';
 }

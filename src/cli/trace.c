@@ -24,7 +24,7 @@ typedef struct trace_options {
 static status_t trace_report(const trace_options_t *options, int n_files, char **files) {
     for (int i = 0; i < n_files; i++) {
         run_record_t *record;
-        TRY(run_record_load(files[i], false, &record));
+        TRY(run_record_load(files[i], true, &record));
         if (i) putchar('\n');
         status_t status = report_print(stdout, files[i], record, options->skip);
         run_record_free(record);

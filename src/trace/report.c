@@ -8,6 +8,9 @@
 
 enum { N_SLOWEST = 5, MAX_RANK_COLUMNS = 8 };
 
+/* Without the sign of a zero. */
+static double shown(double value) { return fabs(value) < 5e-4 ? 0 : value; }
+
 static double share(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
 
 static void print_head(FILE *stream, const char *path, const run_record_t *record, const run_summary_t *summary) {
@@ -30,9 +33,9 @@ static void print_part(FILE *stream, const char *name, const double *ranks, int 
                        const part_figures_t *figures, double wall) {
     fprintf(stream, "%-14s", name);
     for (int rank = 0; rank < n_columns; rank++)
-        fprintf(stream, " %8.3f", ranks ? ranks[rank] : figures->mean);
-    fprintf(stream, " %9.3f %8.3f %8.3f %6.1f%%\n", figures->mean, figures->min, figures->max,
-            share(figures->mean, wall));
+        fprintf(stream, " %8.3f", shown(ranks ? ranks[rank] : figures->mean));
+    fprintf(stream, " %9.3f %8.3f %8.3f %6.1f%%\n", shown(figures->mean), shown(figures->min), shown(figures->max),
+            share(shown(figures->mean), wall));
 }
 
 static void print_parts(FILE *stream, const run_record_t *record, const run_summary_t *summary) {
@@ -52,10 +55,9 @@ static void print_parts(FILE *stream, const run_record_t *record, const run_summ
 
 static void print_ranks(FILE *stream, const run_record_t *record, const run_summary_t *summary) {
     if (record->n_ranks == 1) return;
-    fprintf(stream,
-            "\ncomm: %.3f ms a token is exchange (the rank that waits least), %.3f ms is waiting for other ranks "
-            "(mean of ranks)\n",
-            summary->comm_exchange, summary->comm_wait);
+    fprintf(stream, "\ncomm: %.3f ms a token is exchange, %.3f ms waiting for the last rank (mean of ranks; %s)\n",
+            summary->comm_exchange, summary->comm_wait,
+            summary->comm_by_op ? "collective by collective" : "from the sums of a step: --trace ops tells better");
     fprintf(
         stream,
         "skew: between the busy time of the slowest and the fastest rank %.3f ms a token; rank %d is the slowest in "
@@ -75,16 +77,16 @@ static double step_part(const run_record_t *record, int part, size_t step) {
 static void print_slowest(FILE *stream, const run_record_t *record, const run_summary_t *summary) {
     const tpot_figures_t *tpot = &summary->tpot;
     fprintf(stream, "\n%-14s %8s %10s %10s  %s\n", "slowest steps", "token", "wall ms", "over p50", "most of it in");
-    size_t shown[N_SLOWEST], n_shown = 0;
-    while (n_shown < N_SLOWEST && n_shown < tpot->n) {
+    size_t listed[N_SLOWEST], n_listed = 0;
+    while (n_listed < N_SLOWEST && n_listed < tpot->n) {
         size_t slowest = SIZE_MAX;
         for (size_t step = tpot->first; step < tpot->first + tpot->n; step++) {
-            bool is_shown = false;
-            for (size_t i = 0; i < n_shown; i++)
-                is_shown |= shown[i] == step;
-            if (!is_shown && (slowest == SIZE_MAX || record->wall_ns[step] > record->wall_ns[slowest])) slowest = step;
+            bool is_listed = false;
+            for (size_t i = 0; i < n_listed; i++)
+                is_listed |= listed[i] == step;
+            if (!is_listed && (slowest == SIZE_MAX || record->wall_ns[step] > record->wall_ns[slowest])) slowest = step;
         }
-        shown[n_shown++] = slowest;
+        listed[n_listed++] = slowest;
         int most = 0;
         double most_ms = -INFINITY;
         for (int part = 0; part < RUN_N_PARTS; part++) {

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 
@@ -72,31 +73,77 @@ static double busy_ms(const run_record_t *record, size_t step, size_t rank) {
     return sum;
 }
 
-static status_t build_ranks(const run_record_t *record, size_t first, run_summary_t *summary) {
-    size_t n_ranks = (size_t)record->n_ranks, n = record->n_steps - first;
-    if (n == 0) return STATUS_OK;
+/* Adds what the ranks spend in one collective, or in all of one step. */
+static void add_comm(const double *in_comm, size_t n_ranks, run_summary_t *summary) {
+    double least = in_comm[0], sum = 0;
+    for (size_t rank = 0; rank < n_ranks; rank++) {
+        least = fmin(least, in_comm[rank]);
+        sum += in_comm[rank];
+    }
+    summary->comm_exchange += least / (double)summary->tpot.n;
+    summary->comm_wait += (sum / (double)n_ranks - least) / (double)summary->tpot.n;
+}
+
+/* From /ops: collective by collective. Ranks run the same ops in the same order, and a step's rows lie rank by rank. */
+static void build_comm_from_ops(const run_record_t *record, size_t first, double *in_comm, run_summary_t *summary) {
+    size_t n_ranks = (size_t)record->n_ranks, begin = 0;
+    while (begin < record->n_ops) {
+        size_t end = begin;
+        while (end < record->n_ops && record->ops[end].step == record->ops[begin].step)
+            end++;
+        size_t n = (end - begin) / n_ranks;
+        bool is_counted = record->ops[begin].step >= (int32_t)first && n * n_ranks == end - begin &&
+                          record->ops[begin].step < (int32_t)record->n_steps;
+        for (size_t i = 0; is_counted && i < n; i++) {
+            const run_op_t *ops = &record->ops[begin + i];
+            if (strncmp(ops->group, run_part_name(OP_GROUP_COMM), sizeof ops->group) != 0) continue;
+            for (size_t rank = 0; rank < n_ranks; rank++)
+                in_comm[rank] = (double)ops[rank * n].dur_ns / 1e6;
+            add_comm(in_comm, n_ranks, summary);
+        }
+        begin = end;
+    }
+}
+
+static void build_comm_from_steps(const run_record_t *record, size_t first, double *in_comm, run_summary_t *summary) {
+    size_t n_ranks = (size_t)record->n_ranks;
+    for (size_t step = first; step < record->n_steps; step++) {
+        for (size_t rank = 0; rank < n_ranks; rank++)
+            in_comm[rank] = (double)record->part_ms[OP_GROUP_COMM][step * n_ranks + rank];
+        add_comm(in_comm, n_ranks, summary);
+    }
+}
+
+static status_t build_comm(const run_record_t *record, size_t first, run_summary_t *summary) {
+    void *memory;
+    TRY(memory_alloc(MEMORY_OTHER, (size_t)record->n_ranks, sizeof(double), &memory));
+    summary->comm_by_op = record->ops != NULL;
+    if (summary->comm_by_op)
+        build_comm_from_ops(record, first, memory, summary);
+    else
+        build_comm_from_steps(record, first, memory, summary);
+    memory_free(memory);
+    return STATUS_OK;
+}
+
+static status_t build_skew(const run_record_t *record, size_t first, run_summary_t *summary) {
+    size_t n_ranks = (size_t)record->n_ranks, n = summary->tpot.n;
     void *memory;
     TRY(memory_alloc(MEMORY_OTHER, n_ranks, sizeof(size_t), &memory));
     size_t *n_slowest = memory;
-    const float *comm = record->part_ms[OP_GROUP_COMM];
     for (size_t step = first; step < record->n_steps; step++) {
         size_t slowest = 0;
         double least = busy_ms(record, step, 0), most = least;
-        double comm_least = (double)comm[step * n_ranks], comm_sum = comm_least;
         for (size_t rank = 1; rank < n_ranks; rank++) {
-            double busy = busy_ms(record, step, rank), in_comm = (double)comm[step * n_ranks + rank];
+            double busy = busy_ms(record, step, rank);
             if (busy > most) {
                 most = busy;
                 slowest = rank;
             }
             least = fmin(least, busy);
-            comm_least = fmin(comm_least, in_comm);
-            comm_sum += in_comm;
         }
         n_slowest[slowest]++;
         summary->busy_skew += (most - least) / (double)n;
-        summary->comm_exchange += comm_least / (double)n;
-        summary->comm_wait += (comm_sum / (double)n_ranks - comm_least) / (double)n;
     }
     for (size_t rank = 1; rank < n_ranks; rank++)
         if (n_slowest[rank] > n_slowest[summary->slowest_rank]) summary->slowest_rank = (int)rank;
@@ -112,7 +159,8 @@ status_t summary_build(const run_record_t *record, size_t first, run_summary_t *
     built.rank_parts = memory;
     build_parts(record, first, &built);
     status_t status = build_tpot(record, first, &built.tpot);
-    if (status == STATUS_OK) status = build_ranks(record, first, &built);
+    if (status == STATUS_OK && built.tpot.n) status = build_skew(record, first, &built);
+    if (status == STATUS_OK && built.tpot.n) status = build_comm(record, first, &built);
     if (status != STATUS_OK) {
         summary_release(&built);
         return status;

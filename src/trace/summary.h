@@ -29,9 +29,10 @@ typedef struct run_summary {
     double busy_skew;     /* slowest minus fastest rank of a step, mean */
     int slowest_rank;     /* of most steps */
     double slowest_share; /* share of steps in which it was */
-    /* The rank that comes last to the collectives waits least in them: what it spends is the exchange itself, and what
-     * the others spend more is waiting. */
+    /* The rank that comes last to a collective does not wait in it: what it spends is the exchange itself, and what the
+     * others spend more is waiting. Without /ops only a step's sums are known, so some waiting counts as exchange. */
     double comm_exchange, comm_wait; /* mean over steps; wait is a mean over ranks too */
+    bool comm_by_op;
 } run_summary_t;
 
 enum { SUMMARY_WARM_UP = 32 };
