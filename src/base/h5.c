@@ -12,13 +12,16 @@ enum {
     REASON_BYTES = 512,
     /* How often a reader of a file that is being written looks again when a checksum is wrong. HDF5 waits twice as long
      * each time, from 1 ns: this makes 0.1 s; its own default would never end on a damaged file. */
-    READ_ATTEMPTS = 27
+    READ_ATTEMPTS = 27,
+    /* A writer that ends leaves SWMR mode for some milliseconds, in which nobody can open its file. */
+    OPEN_ATTEMPTS = 5,
+    OPEN_PAUSE_US = 20000
 };
 
 /* What the last failed call of this thread said. */
 typedef struct reason {
     int system_error;
-    bool is_lock;
+    bool is_lock, is_open_elsewhere;
     char text[REASON_BYTES];
 } reason_t;
 
@@ -31,7 +34,8 @@ static herr_t read_entry(unsigned n, const H5E_error2_t *entry, void *context) {
     if (n == 0) snprintf(reason->text, sizeof reason->text, "%s", text);
     const char *number = strstr(text, "errno = ");
     if (number && reason->system_error == 0) sscanf(number, "errno = %d", &reason->system_error);
-    if (strstr(text, "unable to lock file")) reason->is_lock = true;
+    reason->is_lock |= strstr(text, "unable to lock file") != NULL;
+    reason->is_open_elsewhere |= strstr(text, "already open for") != NULL;
     return 0;
 }
 
@@ -58,6 +62,11 @@ status_t h5_fail(status_t status, const char *action, const char *path) {
                            "cannot %s %s: it cannot be locked (%s). Either another program has it open, or its file "
                            "system has no locks: then set HDF5_USE_FILE_LOCKING=FALSE in the environment",
                            action, path, strerror(reason->system_error));
+    if (reason->is_open_elsewhere)
+        return status_fail(status,
+                           "cannot %s %s: another program has it open for writing, or did so when it died (a run file "
+                           "is then mended by galvani inspect --mend)",
+                           action, path);
     if (reason->system_error)
         return status_fail(status, "cannot %s %s: %s", action, path, strerror(reason->system_error));
     return status_fail(status, "cannot %s %s: HDF5 says \"%s\"", action, path, reason->text);
@@ -74,23 +83,32 @@ hid_t h5_access_list(bool lock) {
     return list;
 }
 
+/* Opens a file that is being written in SWMR mode, or was when its writer died. */
+static hid_t open_live(const char *path) {
+    hid_t list = h5_access_list(false);
+    H5Pset_metadata_read_attempts(list, READ_ATTEMPTS);
+    hid_t file = H5Fopen(path, H5F_ACC_RDONLY | H5F_ACC_SWMR_READ, list);
+    H5Pclose(list);
+    return file;
+}
+
 status_t h5_open_for_read(const char *path, hid_t *file, bool *is_open_for_write) {
     h5_init();
     if (file_is_directory(path)) return status_fail(STATUS_INPUT, "%s is a directory, not a file", path);
     if (access(path, R_OK) != 0) return status_fail(STATUS_INPUT, "cannot read %s: %s", path, strerror(errno));
-    if (H5Fis_hdf5(path) <= 0) {
+    if (H5Fis_hdf5(path) <= 0)
         return status_fail(STATUS_INPUT, "%s is not an HDF5 file, or its beginning is damaged", path);
-    }
     hid_t list = h5_access_list(false);
     hid_t opened = H5Fopen(path, H5F_ACC_RDONLY, list);
     bool is_live = opened < 0;
-    if (is_live) {
-        H5Pset_metadata_read_attempts(list, READ_ATTEMPTS);
-        opened = H5Fopen(path, H5F_ACC_RDONLY | H5F_ACC_SWMR_READ, list);
+    if (is_live) opened = open_live(path);
+    for (int i = 0; i < OPEN_ATTEMPTS && opened < 0 && last_reason.is_open_elsewhere; i++) {
+        usleep(OPEN_PAUSE_US);
+        opened = H5Fopen(path, H5F_ACC_RDONLY, list);
+        is_live = opened < 0;
     }
-    status_t status = opened < 0 ? h5_fail(STATUS_INPUT, "read", path) : STATUS_OK;
     H5Pclose(list);
-    if (status != STATUS_OK) return status;
+    if (opened < 0) return h5_fail(STATUS_INPUT, "read", path);
     *file = opened;
     if (is_open_for_write) *is_open_for_write = is_live;
     return STATUS_OK;

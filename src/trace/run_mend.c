@@ -34,7 +34,10 @@ static status_t check_writer(const run_record_t *record, const char *path) {
 
 /* Root attributes are texts and whole numbers. */
 static status_t copy_attributes(hid_t from, hid_t to, const char *path) {
-    int n = H5Aget_num_attrs(from);
+    hid_t root = H5Gopen2(from, "/", H5P_DEFAULT);
+    int n = root < 0 ? -1 : H5Aget_num_attrs(root);
+    if (root >= 0) H5Gclose(root);
+    if (n < 0) return h5_fail(STATUS_INPUT, "read", path);
     for (int i = 0; i < n; i++) {
         char name[NAME_BYTES];
         hid_t attribute = H5Aopen_by_idx(from, ".", H5_INDEX_NAME, H5_ITER_INC, (hsize_t)i, H5P_DEFAULT, H5P_DEFAULT);
@@ -119,6 +122,11 @@ static status_t copy_file(const char *path, const run_record_t *record) {
     H5Pclose(list);
     H5Fclose(from);
     if (to >= 0 && H5Fclose(to) < 0 && status == STATUS_OK) status = h5_fail(STATUS_DEVICE, "write", new_path);
+    run_record_t *copy;
+    if (status == STATUS_OK) {
+        status = run_record_load(new_path, false, &copy);
+        if (status == STATUS_OK) run_record_free(copy);
+    }
     if (status == STATUS_OK && rename(new_path, path) != 0)
         status = status_fail(STATUS_DEVICE, "cannot replace %s: %s", path, strerror(errno));
     if (status != STATUS_OK) unlink(new_path);
