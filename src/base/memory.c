@@ -102,6 +102,14 @@ size_t memory_available_bytes(void) {
         size_t room = limit > used ? limit - used : 0;
         if (room < available) available = room;
     }
+    struct rlimit address_space; /* ulimit -v */
+    if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY) {
+        size_t mapped = read_number("/proc/self/status", "VmSize:");
+        size_t limit_room = mapped != SIZE_MAX && address_space.rlim_cur / 1024 > mapped
+                                ? (size_t)address_space.rlim_cur - mapped * 1024
+                                : 0;
+        if (limit_room < available) available = limit_room;
+    }
     return available;
 }
 

@@ -39,7 +39,7 @@ status_t memory_product(size_t a, size_t b, size_t *product);
 size_t memory_bytes(memory_label_t label);
 size_t memory_peak_bytes(void);
 
-/* Memory that this host (or the control group that this process is in) can still give, in bytes. */
+/* Memory that this host, the control group and the address-space limit of this process can still give, in bytes. */
 size_t memory_available_bytes(void);
 
 /* Peak resident memory of this process, in bytes. */

@@ -25,6 +25,10 @@ status_t status_fail(status_t status, const char *format, ...) __attribute__((fo
 /* The recorded message, "" if none. Valid until the next status_fail or status_clear. */
 const char *status_message(void);
 
+/* Puts "where: " before the recorded message, for a caller that knows the place (file and line) which the callee did
+ * not. Nothing happens if the message begins with `where` already. */
+void status_add_place(const char *where);
+
 /* Forgets the recorded message (a request that failed, a test that expected to fail). */
 void status_clear(void);
 

@@ -238,6 +238,7 @@ static status_t add_line(const requests_args_t *args, const char *line, size_t b
     request_t *request = &list->requests[list->n++];
     status_t status = read_line(args, object, where, request);
     json_decref(object);
+    if (status != STATUS_OK) status_add_place(where);
     TRY(status);
     if (json_object_get(ids, request->id))
         return status_fail(STATUS_INPUT, "%s: the id \"%s\" stands there twice", where, request->id);

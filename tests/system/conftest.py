@@ -40,11 +40,17 @@ def environment(**extra):
     return {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **extra}
 
 
-def galvani(ranks, *words, stdin=None, timeout=120, **extra):
-    """Runs galvani to its end. `stdin` is bytes; `extra` are environment variables."""
+def galvani(ranks, *words, stdin=None, timeout=120, address_space=None, **extra):
+    """Runs galvani to its end. `stdin` is bytes, `address_space` a limit in bytes; `extra` are environment variables."""
+    limits = ["prlimit", f"--as={address_space}"] if address_space else []
     start = time.monotonic()
     done = subprocess.run(
-        command(ranks, *words), input=stdin, capture_output=True, timeout=timeout, env=environment(**extra), check=False
+        limits + command(ranks, *words),
+        input=stdin,
+        capture_output=True,
+        timeout=timeout,
+        env=environment(**extra),
+        check=False,
     )
     seconds = time.monotonic() - start
     return Outcome(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"), seconds)

@@ -27,6 +27,10 @@ static void the_first_message_is_kept(void **state) {
     assert_int_equal(status_fail(STATUS_INPUT, "first %d", 1), STATUS_INPUT);
     assert_int_equal(status_fail(STATUS_MEMORY, "second"), STATUS_MEMORY);
     assert_string_equal(status_message(), "first 1");
+    status_add_place("a.json: line 3");
+    assert_string_equal(status_message(), "a.json: line 3: first 1");
+    status_add_place("a.json: line 3");
+    assert_string_equal(status_message(), "a.json: line 3: first 1");
     status_clear();
     assert_string_equal(status_message(), "");
 }
