@@ -15,6 +15,7 @@
 #include "comm/comm.h"
 #include "embed/embed.h"
 #include "experts/experts.h"
+#include "fill/fill.h"
 #include "gdn/gdn.h"
 #include "gr/gr.h"
 #include "linear/linear.h"
@@ -66,6 +67,7 @@ typedef struct backend_ops {
     status_t (*ple_gather)(backend_t *backend, const ple_gather_args_t *args);
     status_t (*ple_mix)(backend_t *backend, const ple_mix_args_t *args);
     status_t (*argmax)(backend_t *backend, const argmax_args_t *args);
+    status_t (*fill)(backend_t *backend, const fill_args_t *args);
 
     void (*destroy)(backend_t *backend);
 } backend_ops_t;

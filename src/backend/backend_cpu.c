@@ -138,6 +138,11 @@ static status_t cpu_argmax(backend_t *backend, const argmax_args_t *args) {
     return argmax_cpu(args);
 }
 
+static status_t cpu_fill(backend_t *backend, const fill_args_t *args) {
+    (void)backend;
+    return fill_cpu(args);
+}
+
 static void cpu_destroy(backend_t *backend) { memory_free(backend); }
 
 static const backend_ops_t cpu_ops = {
@@ -165,6 +170,7 @@ static const backend_ops_t cpu_ops = {
     .ple_gather = cpu_ple_gather,
     .ple_mix = cpu_ple_mix,
     .argmax = cpu_argmax,
+    .fill = cpu_fill,
     .destroy = cpu_destroy,
 };
 

@@ -135,6 +135,7 @@ status_t plan_dataset(const model_config_t *config, const plan_options_t *option
     const struct rule *rule = &rules[index];
     plan_dataset_t made = {.slice = rule->slice, .conversion = rule->conversion, .rule = index, .layer = layer};
     made.n_sources = count_sources(config, options, rule, layer);
+    made.n_groups = is_expert_form(rule->form) ? config->num_experts : 1;
     if (is_expert_form(rule->form) && options->expert_format == EXPERTS_NVFP4 &&
         options->inventory.expert_storage != STORED_NVFP4)
         made.conversion = CONVERT_TO_NVFP4;

@@ -39,6 +39,7 @@ typedef struct plan_dataset {
     conversion_t conversion;
     int n_parts;       /* distinct parts; tp_size / n_parts neighbouring ranks share one */
     int64_t n_sources; /* 0 for a constant 1 (the scale of a BF16 table) */
+    int64_t n_groups;  /* the experts, or 1: each group has as many sources and rows, in the same order */
     int rule;          /* private */
     int64_t layer;
 } plan_dataset_t;
