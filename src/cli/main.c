@@ -2,10 +2,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/interrupt.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "cli/commands.h"
 #include "comm/comm.h"
+#include "comm/watchdog.h"
 #include "trace/provenance.h"
 
 typedef struct command {
@@ -19,7 +21,7 @@ static const command_t commands[] = {
     {"shard", cli_shard, true, "convert a Hugging Face checkpoint to one HDF5 file a rank"},
     {"run", cli_run, true, "generate text and leave a run file; start it with mpirun -np T"},
     {"inspect", cli_inspect, false, "say what a shard, a run file or a checkpoint holds"},
-    {"trace", cli_trace, false, "report and compare run files"},
+    {"trace", cli_trace, false, "report, compare, export, plot or watch run files"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -49,8 +51,12 @@ int main(int argc, char **argv) {
     /* A wrong command line is told by one rank of several, which needs MPI to know which one it is. */
     comm_t *comm = NULL;
     status_t status = STATUS_OK;
-    if (!command || command->needs_mpi) status = comm_init(&comm);
-    if (comm) log_set_rank(comm_tp_rank(comm));
+    if (!command || command->needs_mpi) {
+        interrupt_install();
+        status = watchdog_start(argc, argv);
+        if (status == STATUS_OK) status = comm_init(&comm);
+        if (comm && comm_tp_rank(comm) == 0) interrupt_acknowledge();
+    }
     if (status == STATUS_OK) {
         if (command)
             status = command->run(argc - 1, argv + 1, comm);
@@ -59,7 +65,7 @@ int main(int argc, char **argv) {
         else
             status = status_fail(STATUS_USAGE, "\"%s\" is not a command; see galvani --help", argv[1]);
     }
-    if (comm) status = comm_agree(comm, status);
+    if (comm) status = comm_agree_at_end(comm, status);
     if (status != STATUS_OK && (!comm || comm_tp_rank(comm) == 0)) log_error("%s", status_message());
     if (comm) comm_finalize(comm);
     return (int)status;
