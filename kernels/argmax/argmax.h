@@ -3,6 +3,7 @@
 
 #include "base/matrix.h"
 #include "base/status.h"
+#include "device/queue.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -26,6 +27,7 @@ typedef struct argmax_args {
 } argmax_args_t;
 
 status_t argmax_cpu(const argmax_args_t *args);
+status_t launch_argmax(const argmax_args_t *args, const device_queue_t *queue);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,7 @@
 
 #include "base/matrix.h"
 #include "base/status.h"
+#include "device/queue.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -17,6 +18,7 @@ typedef struct embed_args {
 } embed_args_t;
 
 status_t embed_cpu(const embed_args_t *args);
+status_t launch_embed(const embed_args_t *args, const device_queue_t *queue);
 
 #ifdef __cplusplus
 }

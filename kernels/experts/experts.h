@@ -1,8 +1,10 @@
 #ifndef GALVANI_KERNELS_EXPERTS_H
 #define GALVANI_KERNELS_EXPERTS_H
 
+#include "base/activation.h"
 #include "base/matrix.h"
 #include "base/status.h"
+#include "device/queue.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,16 +29,19 @@ typedef struct expert_weights {
  * of 16. */
 typedef struct experts_args {
     int64_t n_tokens, n_experts, top_k, hidden_size, intermediate;
-    const float *u;         /* [n_tokens, hidden_size] */
+    const activation_t *u;  /* [n_tokens, hidden_size] */
     const int32_t *experts; /* [n_tokens, top_k] */
     const float *weights;   /* [n_tokens, top_k] */
     expert_weights_t expert_weights;
-    float *o;        /* [n_tokens, hidden_size] */
+    activation_t *o; /* [n_tokens, hidden_size] */
     void *workspace; /* experts_workspace_bytes */
 } experts_args_t;
 
 size_t experts_workspace_bytes(const experts_args_t *args);
 status_t experts_cpu(const experts_args_t *args);
+
+size_t experts_cuda_workspace_bytes(const experts_args_t *args);
+status_t launch_experts(const experts_args_t *args, const device_queue_t *queue);
 
 #ifdef __cplusplus
 }

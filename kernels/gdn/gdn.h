@@ -3,8 +3,10 @@
 
 #include <stdbool.h>
 
+#include "base/activation.h"
 #include "base/matrix.h"
 #include "base/status.h"
+#include "device/queue.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -20,21 +22,24 @@ extern "C" {
 typedef struct gdn_core_args {
     int64_t n_tokens, n_key_heads, n_value_heads, key_dim, value_dim, conv_kernel;
     float rms_norm_eps;
-    bool silu_gate;           /* output gate is SiLU(z) instead of sigmoid(z) */
-    const float *projected;   /* [n_tokens, projected_stride]: q | k | v (convolved channels), z, b, a */
-    int64_t projected_stride; /* >= 2*n_key_heads*key_dim + 2*n_value_heads*value_dim + 2*n_value_heads */
-    const float *conv;        /* [n_channels, conv_kernel]; the last tap is the current token's */
-    const float *A_log;       /* [n_value_heads] */
-    const float *dt_bias;     /* [n_value_heads] */
-    const float *norm;        /* [value_dim], plain weight */
-    float *conv_state;        /* [conv_kernel - 1, n_channels], oldest first: inputs before the convolution */
-    float *state;             /* [n_value_heads, key_dim, value_dim] */
-    float *y;                 /* [n_tokens, n_value_heads * value_dim] */
-    void *workspace;          /* gdn_core_workspace_bytes */
+    bool silu_gate;                /* output gate is SiLU(z) instead of sigmoid(z) */
+    const activation_t *projected; /* [n_tokens, projected_stride]: q | k | v (convolved channels), z, b, a */
+    int64_t projected_stride;      /* >= 2*n_key_heads*key_dim + 2*n_value_heads*value_dim + 2*n_value_heads */
+    const float *conv;             /* [n_channels, conv_kernel]; the last tap is the current token's */
+    const float *A_log;            /* [n_value_heads] */
+    const float *dt_bias;          /* [n_value_heads] */
+    const float *norm;             /* [value_dim], plain weight */
+    activation_t *conv_state;      /* [conv_kernel - 1, n_channels], oldest first: inputs before the convolution */
+    float *state;                  /* [n_value_heads, key_dim, value_dim] */
+    activation_t *y;               /* [n_tokens, n_value_heads * value_dim] */
+    void *workspace;               /* gdn_core_workspace_bytes */
 } gdn_core_args_t;
 
 size_t gdn_core_workspace_bytes(const gdn_core_args_t *args);
 status_t gdn_core_cpu(const gdn_core_args_t *args);
+
+size_t gdn_core_cuda_workspace_bytes(const gdn_core_args_t *args);
+status_t launch_gdn_core(const gdn_core_args_t *args, const device_queue_t *queue);
 
 #ifdef __cplusplus
 }

@@ -1,8 +1,10 @@
 #ifndef GALVANI_KERNELS_GR_H
 #define GALVANI_KERNELS_GR_H
 
+#include "base/activation.h"
 #include "base/matrix.h"
 #include "base/status.h"
+#include "device/queue.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,7 +21,7 @@ typedef struct gr_mix_args {
     matrix_t down;         /* input_mix_weight_down [hc_lowrank, hc_count * hidden_size] */
     matrix_t up;           /* input_mix_weight_up [hc_count * hidden_size, hc_lowrank] */
     matrix_t block_inject; /* [hc_count, hc_count * hidden_size]; data is NULL in the final mixer */
-    float *u;              /* [n_tokens, hidden_size] */
+    activation_t *u;       /* [n_tokens, hidden_size] */
     float *inject;         /* [n_tokens, hc_count]; NULL in the final mixer */
     void *workspace;       /* gr_mix_workspace_bytes */
 } gr_mix_args_t;
@@ -27,15 +29,19 @@ typedef struct gr_mix_args {
 size_t gr_mix_workspace_bytes(const gr_mix_args_t *args);
 status_t gr_mix_cpu(const gr_mix_args_t *args);
 
+size_t gr_mix_cuda_workspace_bytes(const gr_mix_args_t *args);
+status_t launch_gr_mix(const gr_mix_args_t *args, const device_queue_t *queue);
+
 /* Gated residual, combining side: h[t, s] += inject[t, s] * o[t]. */
 typedef struct gr_inject_args {
     int64_t n_tokens, hc_count, hidden_size;
-    const float *inject; /* [n_tokens, hc_count] */
-    const float *o;      /* [n_tokens, hidden_size] */
-    float *h;            /* [n_tokens, hc_count, hidden_size] */
+    const float *inject;   /* [n_tokens, hc_count] */
+    const activation_t *o; /* [n_tokens, hidden_size] */
+    float *h;              /* [n_tokens, hc_count, hidden_size] */
 } gr_inject_args_t;
 
 status_t gr_inject_cpu(const gr_inject_args_t *args);
+status_t launch_gr_inject(const gr_inject_args_t *args, const device_queue_t *queue);
 
 #ifdef __cplusplus
 }

@@ -48,7 +48,7 @@ size_t qsa_attend_workspace_bytes(const qsa_attend_args_t *args) {
 
 /* Selected blocks, then the tail; neighbours are joined. Returns the number of runs. */
 static int64_t list_runs(const qsa_attend_args_t *args, int64_t token, run_t *runs) {
-    int64_t ratio = args->shape.ratio, n_seen = args->start_pos + token + 1;
+    int64_t ratio = args->shape.ratio, n_seen = *args->start_pos + token + 1;
     const int32_t *blocks = args->blocks + token * args->shape.n_select;
     int64_t n_runs = 0, n_blocks = args->n_blocks[token];
     for (int64_t i = 0; i <= n_blocks; i++) {
@@ -137,7 +137,7 @@ status_t qsa_attend_cpu(const qsa_attend_args_t *args) {
         for (int64_t t = 0; t < n_tokens; t++)
             n_runs[t] = list_runs(args, first + t, work.runs + t * max_runs);
 
-        int64_t n_seen = args->start_pos + first + n_tokens;
+        int64_t n_seen = *args->start_pos + first + n_tokens;
         int64_t n_work = n_tokens * n_heads * args->shape.head_dim * (n_seen < most ? n_seen : most);
 #pragma omp parallel for collapse(2) if (n_work >= PARALLEL_MIN_WORK)
         for (int64_t t = 0; t < n_tokens; t++) {

@@ -10,7 +10,7 @@
 /* Queries, gates, keys, values and index queries of one token. */
 static void prepare_token(const qsa_prepare_args_t *args, int64_t token) {
     const qsa_shape_t *shape = &args->shape;
-    int64_t dim = shape->head_dim, index_dim = shape->index_dim, position = args->start_pos + token;
+    int64_t dim = shape->head_dim, index_dim = shape->index_dim, position = *args->start_pos + token;
     size_t head_bytes = (size_t)dim * sizeof(float);
     float eps = args->rms_norm_eps;
     const float *in = args->projected + token * args->projected_stride;
@@ -61,7 +61,7 @@ status_t qsa_prepare_cpu(const qsa_prepare_args_t *args) {
         prepare_token(args, token);
 
     for (int64_t token = 0; token < args->n_tokens; token++) {
-        int64_t position = args->start_pos + token, slot = position % shape->ratio;
+        int64_t position = *args->start_pos + token, slot = position % shape->ratio;
         memcpy(args->cache.raw_keys + slot * shape->index_dim,
                args->projected + token * args->projected_stride + index_key_at,
                (size_t)shape->index_dim * sizeof(float));

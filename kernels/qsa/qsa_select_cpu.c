@@ -18,7 +18,7 @@
 #define GROUP_HEADS 8
 
 static int64_t n_complete(const qsa_select_args_t *args, int64_t token) {
-    return (args->start_pos + token + 1) / args->shape.ratio;
+    return (*args->start_pos + token + 1) / args->shape.ratio;
 }
 
 /* scores[b] for the blocks first ... first + n_blocks - 1 of one query. */

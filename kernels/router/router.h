@@ -5,6 +5,7 @@
 
 #include "base/matrix.h"
 #include "base/status.h"
+#include "device/queue.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,6 +28,7 @@ typedef struct router_args {
 } router_args_t;
 
 status_t router_cpu(const router_args_t *args);
+status_t launch_router(const router_args_t *args, const device_queue_t *queue);
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,7 @@
  * backend's own memory unless its contract says otherwise. Calls are in order; work may be pending until `synchronize`.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "argmax/argmax.h"
@@ -19,6 +20,7 @@
 #include "gdn/gdn.h"
 #include "gr/gr.h"
 #include "linear/linear.h"
+#include "ngram/ngram_rows.h"
 #include "ple/ple.h"
 #include "qsa/qsa.h"
 #include "router/router.h"
@@ -31,7 +33,9 @@ extern "C" {
 typedef struct backend backend_t;
 
 typedef struct backend_ops {
-    const char *name; /* "cpu" or "cuda" */
+    const char *name;        /* "cpu" or "cuda" */
+    size_t activation_bytes; /* of one activation_t in this backend's memory */
+    int64_t prefill_chunk;   /* tokens that prefill computes at once unless told otherwise */
 
     /* Whether needed[label] bytes can be had on every rank of this host at once. To be asked before the first of them
      * allocates. STATUS_MEMORY says how much is needed and how much there is. */
@@ -50,10 +54,32 @@ typedef struct backend_ops {
     status_t (*download)(backend_t *backend, void *host, const void *source, size_t bytes);
     status_t (*synchronize)(backend_t *backend);
 
+    /* A weight matrix as it was stored becomes what the ops take: BF16 stays so on the CPU and is turned into FP16 on
+     * CUDA, in place. `loaded` comes behind the last one and reports what FP16 could not hold. */
+    status_t (*adopt_matrix)(backend_t *backend, matrix_t *matrix);
+    status_t (*loaded)(backend_t *backend);
+
+    /* Work between `begin` and `end` is not run but recorded, as one unit that `replay` runs any number of times with
+     * the same pointers. NULL where the backend cannot. Only ops and all_reduce may be recorded. */
+    status_t (*record_begin)(backend_t *backend);
+    status_t (*record_end)(backend_t *backend, void **recording);
+    status_t (*replay)(backend_t *backend, void *recording);
+    void (*record_free)(backend_t *backend, void *recording); /* NULL is allowed */
+
     /* Sum over ranks in rank order, the same bits on every rank. Collective. */
-    status_t (*all_reduce)(backend_t *backend, float *data, size_t n);
+    status_t (*all_reduce)(backend_t *backend, activation_t *data, size_t n);
+
+    /* Bytes of scratch that an op needs for such arguments; pointers may be NULL. */
+    size_t (*gr_mix_workspace_bytes)(const gr_mix_args_t *args);
+    size_t (*gdn_core_workspace_bytes)(const gdn_core_args_t *args);
+    size_t (*qsa_select_workspace_bytes)(const qsa_select_args_t *args);
+    size_t (*qsa_attend_workspace_bytes)(const qsa_attend_args_t *args);
+    size_t (*experts_workspace_bytes)(const experts_args_t *args);
+    size_t (*shared_expert_workspace_bytes)(const shared_expert_args_t *args);
+    size_t (*ple_mix_workspace_bytes)(const ple_mix_args_t *args);
 
     status_t (*embed)(backend_t *backend, const embed_args_t *args);
+    status_t (*ngram_rows)(backend_t *backend, const ngram_rows_args_t *args);
     status_t (*linear)(backend_t *backend, const linear_args_t *args);
     status_t (*gr_mix)(backend_t *backend, const gr_mix_args_t *args);
     status_t (*gr_inject)(backend_t *backend, const gr_inject_args_t *args);
@@ -74,8 +100,9 @@ typedef struct backend_ops {
 
 struct backend {
     const backend_ops_t *ops;
-    comm_t *comm; /* borrowed */
-    void *state;  /* the backend's own */
+    comm_t *comm;    /* borrowed */
+    bool can_record; /* record_begin ... may be used */
+    void *state;     /* the backend's own */
 };
 
 typedef enum backend_kind { BACKEND_AUTO, BACKEND_CPU, BACKEND_CUDA } backend_kind_t;

@@ -64,13 +64,29 @@ static status_t cpu_synchronize(backend_t *backend) {
     return STATUS_OK;
 }
 
-static status_t cpu_all_reduce(backend_t *backend, float *data, size_t n) {
+static status_t cpu_adopt_matrix(backend_t *backend, matrix_t *matrix) {
+    (void)backend;
+    (void)matrix;
+    return STATUS_OK;
+}
+
+static status_t cpu_loaded(backend_t *backend) {
+    (void)backend;
+    return STATUS_OK;
+}
+
+static status_t cpu_all_reduce(backend_t *backend, activation_t *data, size_t n) {
     return comm_all_reduce_sum(backend->comm, data, n);
 }
 
 static status_t cpu_embed(backend_t *backend, const embed_args_t *args) {
     (void)backend;
     return embed_cpu(args);
+}
+
+static status_t cpu_ngram_rows(backend_t *backend, const ngram_rows_args_t *args) {
+    (void)backend;
+    return ngram_rows_cpu(args);
 }
 
 static status_t cpu_linear(backend_t *backend, const linear_args_t *args) {
@@ -147,6 +163,8 @@ static void cpu_destroy(backend_t *backend) { memory_free(backend); }
 
 static const backend_ops_t cpu_ops = {
     .name = "cpu",
+    .activation_bytes = sizeof(activation_t),
+    .prefill_chunk = 256,
     .check_memory = cpu_check_memory,
     .alloc = cpu_alloc,
     .free = cpu_free,
@@ -155,8 +173,18 @@ static const backend_ops_t cpu_ops = {
     .upload = cpu_upload,
     .download = cpu_download,
     .synchronize = cpu_synchronize,
+    .adopt_matrix = cpu_adopt_matrix,
+    .loaded = cpu_loaded,
     .all_reduce = cpu_all_reduce,
+    .gr_mix_workspace_bytes = gr_mix_workspace_bytes,
+    .gdn_core_workspace_bytes = gdn_core_workspace_bytes,
+    .qsa_select_workspace_bytes = qsa_select_workspace_bytes,
+    .qsa_attend_workspace_bytes = qsa_attend_workspace_bytes,
+    .experts_workspace_bytes = experts_workspace_bytes,
+    .shared_expert_workspace_bytes = shared_expert_workspace_bytes,
+    .ple_mix_workspace_bytes = ple_mix_workspace_bytes,
     .embed = cpu_embed,
+    .ngram_rows = cpu_ngram_rows,
     .linear = cpu_linear,
     .gr_mix = cpu_gr_mix,
     .gr_inject = cpu_gr_inject,

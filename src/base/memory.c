@@ -36,6 +36,21 @@ status_t memory_product(size_t a, size_t b, size_t *product) {
     return STATUS_OK;
 }
 
+void memory_account(memory_label_t label, size_t bytes) {
+    pthread_mutex_lock(&account_lock);
+    label_bytes[label] += bytes;
+    total_bytes += bytes;
+    if (total_bytes > peak_bytes) peak_bytes = total_bytes;
+    pthread_mutex_unlock(&account_lock);
+}
+
+void memory_unaccount(memory_label_t label, size_t bytes) {
+    pthread_mutex_lock(&account_lock);
+    label_bytes[label] -= bytes;
+    total_bytes -= bytes;
+    pthread_mutex_unlock(&account_lock);
+}
+
 status_t memory_alloc(memory_label_t label, size_t n, size_t item_bytes, void **pointer) {
     size_t bytes;
     TRY(memory_product(n, item_bytes, &bytes));
@@ -52,11 +67,7 @@ status_t memory_alloc(memory_label_t label, size_t n, size_t item_bytes, void **
     block_header_t *header = (block_header_t *)(void *)base;
     header->bytes = bytes;
     header->label = label;
-    pthread_mutex_lock(&account_lock);
-    label_bytes[label] += bytes;
-    total_bytes += bytes;
-    if (total_bytes > peak_bytes) peak_bytes = total_bytes;
-    pthread_mutex_unlock(&account_lock);
+    memory_account(label, bytes);
     *pointer = base + ALIGNMENT;
     return STATUS_OK;
 }
@@ -65,10 +76,7 @@ void memory_free(void *pointer) {
     if (!pointer) return;
     unsigned char *base = (unsigned char *)pointer - ALIGNMENT;
     const block_header_t *header = (const block_header_t *)(const void *)base;
-    pthread_mutex_lock(&account_lock);
-    label_bytes[header->label] -= header->bytes;
-    total_bytes -= header->bytes;
-    pthread_mutex_unlock(&account_lock);
+    memory_unaccount(header->label, header->bytes);
     free(base);
 }
 

@@ -32,6 +32,10 @@ status_t memory_alloc(memory_label_t label, size_t n, size_t item_bytes, void **
 /* NULL is allowed. */
 void memory_free(void *pointer);
 
+/* Enters memory that another allocator gave (a device's, pinned host memory) into the account, and takes it out. */
+void memory_account(memory_label_t label, size_t bytes);
+void memory_unaccount(memory_label_t label, size_t bytes);
+
 /* Product of two sizes; STATUS_MEMORY if it does not fit. */
 status_t memory_product(size_t a, size_t b, size_t *product);
 

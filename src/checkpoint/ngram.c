@@ -47,26 +47,3 @@ void ngram_derive(const model_config_t *config, int64_t ple_index, ngram_constan
     int64_t unit = config->make_ngram_vocab_size_divisible_by;
     constants->n_rows = (offset + unit - 1) / unit * unit;
 }
-
-void ngram_rows(const ngram_constants_t *constants, const int32_t *context, const int32_t *tokens, size_t n_tokens,
-                int64_t *rows) {
-    int64_t n_context = constants->ngram_size - 1;
-    for (int64_t p = 0; p < (int64_t)n_tokens; p++) {
-        /* Products wrap in 64 bits, as the reference's int64 tensors do. */
-        uint64_t mixed = (uint64_t)(int64_t)tokens[p] * (uint64_t)constants->multipliers[0];
-        bool cut = false;
-        for (int64_t back = 1; back <= n_context; back++) {
-            int32_t token = p >= back ? tokens[p - back] : context[n_context + p - back];
-            cut = cut || token == constants->eos_token_id;
-            if (cut) token = constants->eos_token_id;
-            mixed ^= (uint64_t)(int64_t)token * (uint64_t)constants->multipliers[back];
-
-            int64_t first = (back - 1) * constants->heads_per_ngram;
-            for (int64_t head = first; head < first + constants->heads_per_ngram; head++) {
-                int64_t remainder = (int64_t)mixed % constants->head_sizes[head];
-                if (remainder < 0) remainder += constants->head_sizes[head];
-                rows[p * constants->n_heads + head] = remainder + constants->head_offsets[head];
-            }
-        }
-    }
-}

@@ -26,11 +26,6 @@ typedef struct ngram_constants {
  * Qwen4ExpTextNGramEmbedding. */
 void ngram_derive(const model_config_t *config, int64_t ple_index, ngram_constants_t *constants);
 
-/* Row ids of `n_tokens` tokens. `context` holds the ngram_size - 1 tokens before them, oldest first; places before the
- * sequence hold eos_token_id. rows: [n_tokens, n_heads]. */
-void ngram_rows(const ngram_constants_t *constants, const int32_t *context, const int32_t *tokens, size_t n_tokens,
-                int64_t *rows);
-
 #ifdef __cplusplus
 }
 #endif

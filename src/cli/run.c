@@ -85,6 +85,7 @@ static status_t load_model(run_t *run) {
                           .max_context = run->plan.max_context,
                           .prefill_chunk = run->options.prefill_chunk,
                           .n_valid_tokens = run->plan.n_valid_tokens,
+                          .cuda_graph = true,
                           .keep_op_records = strcmp(run->options.trace, "ops") == 0};
     TRY(engine_create(&args, &run->engine));
     if (!run->options.quiet)

@@ -9,8 +9,6 @@
 #include "engine/sampler.h"
 #include "model/step.h"
 
-enum { DEFAULT_PREFILL_CHUNK = 256 };
-
 struct engine {
     comm_t *comm;
     backend_t *backend;
@@ -18,6 +16,7 @@ struct engine {
     char model_digest[HASH_SHA256_TEXT_BYTES];
     char *config_json;
     int64_t max_context, prefill_chunk;
+    bool record;
     int64_t n_valid_tokens;
 
     op_trace_t *trace;
@@ -72,7 +71,8 @@ static status_t take_settings(engine_t *engine, const engine_args_t *args) {
         return status_fail(STATUS_USAGE,
                            "a context of %" PRId64 " tokens is wanted; the model's max_position_embeddings is %" PRId64,
                            engine->max_context, config->max_position_embeddings);
-    engine->prefill_chunk = args->prefill_chunk ? args->prefill_chunk : DEFAULT_PREFILL_CHUNK;
+    engine->record = args->cuda_graph;
+    engine->prefill_chunk = args->prefill_chunk ? args->prefill_chunk : engine->backend->ops->prefill_chunk;
     if (engine->prefill_chunk < 1)
         return status_fail(STATUS_USAGE, "a prefill chunk must have at least 1 token, not %" PRId64,
                            engine->prefill_chunk);
@@ -95,7 +95,8 @@ static step_args_t step_args(const engine_t *engine, local_shape_t local) {
                          .backend = engine->backend,
                          .trace = engine->trace,
                          .max_tokens = engine->prefill_chunk,
-                         .max_context = engine->max_context};
+                         .max_context = engine->max_context,
+                         .record = engine->record};
 }
 
 static status_t check_memory(const engine_t *engine, const shard_reader_t *reader, local_shape_t local) {

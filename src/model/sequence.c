@@ -6,6 +6,7 @@
 static void place(const sequence_args_t *args, layer_state_t *layers, arena_t *states, arena_t *caches) {
     const model_config_t *config = args->config;
     const local_shape_t *local = &args->local;
+    size_t activation_bytes = args->backend->ops->activation_bytes;
     for (int64_t layer = 0; layer < config->num_hidden_layers; layer++) {
         layer_state_t state = {0};
         int64_t ple_index;
@@ -13,17 +14,18 @@ static void place(const sequence_args_t *args, layer_state_t *layers, arena_t *s
             state.ple_conv =
                 arena_floats(states, (config->ple_conv_kernel_size - 1) * config->ngram_size * local->stream_width);
         if (config->layer_types[layer] == LAYER_GDN) {
-            state.gdn_conv = arena_floats(states, (config->linear_conv_kernel_dim - 1) * local->conv_channels);
+            state.gdn_conv =
+                arena_take(states, (config->linear_conv_kernel_dim - 1) * local->conv_channels, activation_bytes);
             state.gdn = arena_floats(states, local->value_width * config->linear_key_head_dim);
         } else {
             int64_t ratio = config->indexer_compress_ratio;
             int64_t n_blocks = (args->max_context + ratio - 1) / ratio;
             int64_t cache_width = local->n_kv_heads * config->head_dim;
             state.cache.capacity = n_blocks * ratio;
-            state.cache.k = arena_floats(caches, state.cache.capacity * cache_width);
-            state.cache.v = arena_floats(caches, state.cache.capacity * cache_width);
-            state.cache.index_keys = arena_floats(caches, n_blocks * config->indexer_head_dim);
-            state.cache.raw_keys = arena_floats(caches, ratio * config->indexer_head_dim);
+            state.cache.k = arena_take(caches, state.cache.capacity * cache_width, activation_bytes);
+            state.cache.v = arena_take(caches, state.cache.capacity * cache_width, activation_bytes);
+            state.cache.index_keys = arena_take(caches, n_blocks * config->indexer_head_dim, activation_bytes);
+            state.cache.raw_keys = arena_take(caches, ratio * config->indexer_head_dim, activation_bytes);
         }
         if (layers) layers[layer] = state;
     }

@@ -12,12 +12,12 @@
 extern "C" {
 #endif
 
-/* One layer's state, FP32 in backend memory; what the layer does not have is NULL. */
+/* One layer's state in backend memory; what the layer does not have is NULL. */
 typedef struct layer_state {
-    float *gdn_conv;   /* [Cw - 1, conv_channels] */
-    float *gdn;        /* [Vh/T, Dk, Dv] */
-    qsa_cache_t cache; /* of `capacity` tokens; tokens beyond the sequence's position are never read */
-    float *ple_conv;   /* [(ple_conv_kernel_size - 1) * ngram_size, S*H] */
+    activation_t *gdn_conv; /* [Cw - 1, conv_channels] */
+    float *gdn;             /* [Vh/T, Dk, Dv] */
+    qsa_cache_t cache;      /* of `capacity` tokens; tokens beyond the sequence's position are never read */
+    float *ple_conv;        /* [(ple_conv_kernel_size - 1) * ngram_size, S*H] */
 } layer_state_t;
 
 typedef struct sequence {

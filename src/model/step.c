@@ -1,38 +1,57 @@
 #include "model/step.h"
 
+#include <stddef.h>
+#include <string.h>
+
 #include "base/arena.h"
+
+/* What a step reads of its sequence, uploaded before its first op. It lies in backend memory at a fixed place, so that
+ * a recorded step can be run again for another token. */
+typedef struct step_input {
+    int64_t start_pos;
+    int32_t context[CONFIG_MAX_NGRAM_SIZE]; /* the ngram_size - 1 tokens before, as in sequence_t */
+    int32_t tokens[];                       /* [max_tokens] */
+} step_input_t;
 
 struct step {
     step_args_t args;
     step_observer_t observer;
     void *observer_context;
     qsa_shape_t qsa;
-    void *block;        /* what the buffers below point into */
-    int64_t *rows_host; /* [max_tokens, n_ngram_heads] */
+    void *block;              /* what the buffers below point into */
+    step_input_t *input_host; /* filled, then uploaded to `input` */
+
+    /* The decode step, recorded for these weights and this sequence when it runs the second time: the first loads the
+     * device's code, which may not happen while recording. */
+    void *recording;
+    const weights_t *recorded_weights;
+    const sequence_t *recorded_sequence;
+    bool has_decoded;
 
     /* Of the call that runs. */
-    int64_t n_tokens, pos;
+    int64_t n_tokens;
     int32_t layer; /* -1 outside the layers */
 
     /* Buffers for C = max_tokens tokens, in backend memory. */
-    int32_t *tokens;       /* [C] */
-    float *h;              /* [C, S, H]: the residual streams */
-    float *u;              /* [C, H]: what GR gives to a block */
-    float *o;              /* [C, H]: what the block gives back */
-    float *inject;         /* [C, S] */
-    float *projected;      /* [C, widest stacked projection] */
-    float *mixed;          /* [C, max(value_width, attention_width)]: heads before the output projection */
-    float *q, *gate;       /* [C, attention_width] */
-    float *index_q;        /* [C, Ih * Id] */
-    int32_t *blocks;       /* [C, n_select] */
-    int32_t *n_blocks;     /* [C] */
-    int32_t *experts;      /* [C, K] */
-    float *expert_weights; /* [C, K] */
-    float *shared_gate;    /* [C] */
-    int64_t *rows;         /* [C, n_ngram_heads] */
-    float *e;              /* [C, ple_embed_dim] */
-    float *logits;         /* [vocab_size / T] */
-    void *workspace;       /* of the op that runs */
+    step_input_t *input;
+    float *h;                /* [C, S, H]: the residual streams */
+    activation_t *u;         /* [C, H]: what GR gives to a block */
+    activation_t *o;         /* [C, H]: what the block gives back */
+    float *inject;           /* [C, S] */
+    activation_t *projected; /* [C, widest stacked projection] */
+    activation_t *mixed;     /* [C, max(value_width, attention_width)]: heads before the output projection */
+    activation_t *q, *gate;  /* [C, attention_width] */
+    activation_t *index_q;   /* [C, Ih * Id] */
+    float *router_logits;    /* [C, E + 1] */
+    int32_t *blocks;         /* [C, n_select] */
+    int32_t *n_blocks;       /* [C] */
+    int32_t *experts;        /* [C, K] */
+    float *expert_weights;   /* [C, K] */
+    float *shared_gate;      /* [C] */
+    int64_t *rows;           /* [C, n_ngram_heads] */
+    activation_t *e;         /* [C, ple_embed_dim] */
+    float *logits;           /* [vocab_size / T] */
+    void *workspace;         /* of the op that runs */
 };
 
 /* One op, timed under its group. */
@@ -76,8 +95,9 @@ static matrix_t shape_of(int64_t rows, int64_t columns) { return (matrix_t){.row
 static int64_t workspace_bytes(const step_args_t *args, const qsa_shape_t *qsa) {
     const model_config_t *config = args->config;
     const local_shape_t *local = &args->local;
+    const backend_ops_t *ops = args->backend->ops;
     int64_t n_tokens = args->max_tokens, hidden_size = config->hidden_size;
-    int64_t most = (int64_t)gr_mix_workspace_bytes(&(gr_mix_args_t){
+    int64_t most = (int64_t)ops->gr_mix_workspace_bytes(&(gr_mix_args_t){
         .n_tokens = n_tokens,
         .hc_count = config->hc_count,
         .hidden_size = hidden_size,
@@ -85,7 +105,7 @@ static int64_t workspace_bytes(const step_args_t *args, const qsa_shape_t *qsa) 
         .up = shape_of(local->stream_width, config->hc_lowrank),
         .block_inject = shape_of(config->hc_count, local->stream_width),
     });
-    most = larger(most, (int64_t)gdn_core_workspace_bytes(&(gdn_core_args_t){
+    most = larger(most, (int64_t)ops->gdn_core_workspace_bytes(&(gdn_core_args_t){
                             .n_tokens = n_tokens,
                             .n_key_heads = local->n_key_heads,
                             .n_value_heads = local->n_value_heads,
@@ -93,20 +113,20 @@ static int64_t workspace_bytes(const step_args_t *args, const qsa_shape_t *qsa) 
                             .value_dim = config->linear_value_head_dim,
                             .conv_kernel = config->linear_conv_kernel_dim,
                         }));
-    most = larger(most, (int64_t)experts_workspace_bytes(&(experts_args_t){
+    most = larger(most, (int64_t)ops->experts_workspace_bytes(&(experts_args_t){
                             .n_tokens = n_tokens,
                             .n_experts = config->num_experts,
                             .top_k = config->num_experts_per_tok,
                             .hidden_size = hidden_size,
                             .intermediate = local->moe_intermediate,
                         }));
-    most = larger(most, (int64_t)shared_expert_workspace_bytes(&(shared_expert_args_t){
+    most = larger(most, (int64_t)ops->shared_expert_workspace_bytes(&(shared_expert_args_t){
                             .n_tokens = n_tokens,
                             .gate_up = shape_of(2 * local->shared_intermediate, hidden_size),
                             .down = shape_of(hidden_size, local->shared_intermediate),
                         }));
     if (config->n_ple_layers)
-        most = larger(most, (int64_t)ple_mix_workspace_bytes(&(ple_mix_args_t){
+        most = larger(most, (int64_t)ops->ple_mix_workspace_bytes(&(ple_mix_args_t){
                                 .n_tokens = n_tokens,
                                 .hc_count = config->hc_count,
                                 .hidden_size = hidden_size,
@@ -115,43 +135,48 @@ static int64_t workspace_bytes(const step_args_t *args, const qsa_shape_t *qsa) 
                             }));
     if (qsa->ratio) {
         qsa_cache_t cache = {.capacity = (args->max_context + qsa->ratio - 1) / qsa->ratio * qsa->ratio};
-        int64_t start_pos = cache.capacity - n_tokens;
-        most = larger(most, (int64_t)qsa_select_workspace_bytes(&(qsa_select_args_t){
-                                .shape = *qsa, .n_tokens = n_tokens, .start_pos = start_pos, .cache = cache}));
-        most = larger(most, (int64_t)qsa_attend_workspace_bytes(&(qsa_attend_args_t){
-                                .shape = *qsa, .n_tokens = n_tokens, .start_pos = start_pos, .cache = cache}));
+        most = larger(most, (int64_t)ops->qsa_select_workspace_bytes(
+                                &(qsa_select_args_t){.shape = *qsa, .n_tokens = n_tokens, .cache = cache}));
+        most = larger(most, (int64_t)ops->qsa_attend_workspace_bytes(
+                                &(qsa_attend_args_t){.shape = *qsa, .n_tokens = n_tokens, .cache = cache}));
     }
     return most;
+}
+
+static size_t input_bytes(int64_t n_tokens) {
+    return offsetof(step_input_t, tokens) + (size_t)n_tokens * sizeof(int32_t);
 }
 
 static void place(step_t *step, arena_t *arena) {
     const model_config_t *config = step->args.config;
     const local_shape_t *local = &step->args.local;
     int64_t n_tokens = step->args.max_tokens, hidden_size = config->hidden_size;
-    int64_t widest = larger(larger(local->gdn_projected, local->qsa_projected), config->num_experts + 1);
+    int64_t widest = larger(local->gdn_projected, local->qsa_projected);
     if (config->n_ple_layers) widest = larger(widest, local->stream_width + hidden_size);
 
-    step->tokens = arena_take(arena, n_tokens, sizeof(int32_t));
+    size_t activation_bytes = step->args.backend->ops->activation_bytes;
+    step->input = arena_take(arena, (int64_t)input_bytes(n_tokens), 1);
     step->h = arena_floats(arena, n_tokens * local->stream_width);
-    step->u = arena_floats(arena, n_tokens * hidden_size);
-    step->o = arena_floats(arena, n_tokens * hidden_size);
+    step->u = arena_take(arena, n_tokens * hidden_size, activation_bytes);
+    step->o = arena_take(arena, n_tokens * hidden_size, activation_bytes);
     step->inject = arena_floats(arena, n_tokens * config->hc_count);
-    step->projected = arena_floats(arena, n_tokens * widest);
-    step->mixed = arena_floats(arena, n_tokens * larger(local->value_width, local->attention_width));
+    step->projected = arena_take(arena, n_tokens * widest, activation_bytes);
+    step->mixed = arena_take(arena, n_tokens * larger(local->value_width, local->attention_width), activation_bytes);
     step->experts = arena_take(arena, n_tokens * config->num_experts_per_tok, sizeof(int32_t));
     step->expert_weights = arena_floats(arena, n_tokens * config->num_experts_per_tok);
     step->shared_gate = arena_floats(arena, n_tokens);
+    step->router_logits = arena_floats(arena, n_tokens * (config->num_experts + 1));
     step->logits = arena_floats(arena, local->vocab);
     if (step->qsa.ratio) {
-        step->q = arena_floats(arena, n_tokens * local->attention_width);
-        step->gate = arena_floats(arena, n_tokens * local->attention_width);
-        step->index_q = arena_floats(arena, n_tokens * step->qsa.index_n_heads * step->qsa.index_dim);
+        step->q = arena_take(arena, n_tokens * local->attention_width, activation_bytes);
+        step->gate = arena_take(arena, n_tokens * local->attention_width, activation_bytes);
+        step->index_q = arena_take(arena, n_tokens * step->qsa.index_n_heads * step->qsa.index_dim, activation_bytes);
         step->blocks = arena_take(arena, n_tokens * step->qsa.n_select, sizeof(int32_t));
         step->n_blocks = arena_take(arena, n_tokens, sizeof(int32_t));
     }
     if (config->n_ple_layers) {
         step->rows = arena_take(arena, n_tokens * config_n_ngram_heads(config), sizeof(int64_t));
-        step->e = arena_floats(arena, n_tokens * config->ple_embed_dim);
+        step->e = arena_take(arena, n_tokens * config->ple_embed_dim, activation_bytes);
     }
     step->workspace = arena_take(arena, workspace_bytes(&step->args, &step->qsa), 1);
 }
@@ -171,10 +196,8 @@ status_t step_create(const step_args_t *args, step_t **step) {
     step_t *created = memory;
     created->args = *args;
     created->qsa = qsa_shape(args);
-    TRY_GOTO(memory_alloc(MEMORY_OTHER, (size_t)(args->max_tokens * config_n_ngram_heads(args->config)),
-                          sizeof(int64_t), &memory),
-             failed);
-    created->rows_host = memory;
+    TRY_GOTO(memory_alloc(MEMORY_OTHER, input_bytes(args->max_tokens), 1, &memory), failed);
+    created->input_host = memory;
     size_t needed[MEMORY_N_LABELS] = {0};
     step_count(args, needed);
     TRY_GOTO(backend->ops->alloc(backend, MEMORY_WORKSPACE, needed[MEMORY_WORKSPACE], &created->block), failed);
@@ -190,8 +213,10 @@ failed:
 
 void step_destroy(step_t *step) {
     if (!step) return;
-    step->args.backend->ops->free(step->args.backend, step->block);
-    memory_free(step->rows_host);
+    backend_t *backend = step->args.backend;
+    if (step->recording) backend->ops->record_free(backend, step->recording);
+    backend->ops->free(backend, step->block);
+    memory_free(step->input_host);
     memory_free(step);
 }
 
@@ -202,15 +227,25 @@ void step_observe(step_t *step, step_observer_t observer, void *context) {
     step->observer_context = context;
 }
 
-static status_t linear(step_t *step, op_group_t group, const char *name, matrix_t weight, const float *x, float *y) {
+static status_t linear(step_t *step, op_group_t group, const char *name, matrix_t weight, const activation_t *x,
+                       activation_t *y) {
     backend_t *backend = step->args.backend;
     const linear_args_t args = {.n_tokens = step->n_tokens, .weight = weight, .x = x, .y = y};
     RUN(step, group, name, backend->ops->linear(backend, &args));
     return STATUS_OK;
 }
 
+/* The same with its result in FP32. */
+static status_t linear_f32(step_t *step, op_group_t group, const char *name, matrix_t weight, const activation_t *x,
+                           float *y) {
+    backend_t *backend = step->args.backend;
+    const linear_args_t args = {.n_tokens = step->n_tokens, .weight = weight, .x = x, .y_f32 = y};
+    RUN(step, group, name, backend->ops->linear(backend, &args));
+    return STATUS_OK;
+}
+
 /* Makes the partial sums of all ranks one. */
-static status_t all_reduce(step_t *step, const char *name, float *data, int64_t width) {
+static status_t all_reduce(step_t *step, const char *name, activation_t *data, int64_t width) {
     backend_t *backend = step->args.backend;
     RUN(step, OP_GROUP_COMM, name, backend->ops->all_reduce(backend, data, (size_t)(step->n_tokens * width)));
     return STATUS_OK;
@@ -254,12 +289,23 @@ static status_t gr_inject(step_t *step) {
 }
 
 /* h += PLE(h, tokens) */
-static status_t ple(step_t *step, const ple_weights_t *weights, layer_state_t *state, const int32_t *context,
-                    const int32_t *tokens) {
+static status_t ple(step_t *step, const ple_weights_t *weights, layer_state_t *state) {
     backend_t *backend = step->args.backend;
     const model_config_t *config = step->args.config;
     int64_t n_heads = weights->ngram.n_heads;
-    size_t rows_bytes = (size_t)(step->n_tokens * n_heads) * sizeof(int64_t);
+    const ngram_rows_args_t rows = {
+        .n_tokens = step->n_tokens,
+        .n_heads = n_heads,
+        .ngram_size = weights->ngram.ngram_size,
+        .heads_per_ngram = weights->ngram.heads_per_ngram,
+        .eos_token_id = weights->ngram.eos_token_id,
+        .multipliers = weights->multipliers,
+        .head_sizes = weights->head_sizes,
+        .head_offsets = weights->head_offsets,
+        .context = step->input->context,
+        .tokens = step->input->tokens,
+        .rows = step->rows,
+    };
     const ple_gather_args_t gather = {
         .n_tokens = step->n_tokens,
         .n_heads = n_heads,
@@ -285,10 +331,7 @@ static status_t ple(step_t *step, const ple_weights_t *weights, layer_state_t *s
         .h = step->h,
         .workspace = step->workspace,
     };
-    op_trace_begin(step->args.trace);
-    ngram_rows(&weights->ngram, context, tokens, (size_t)step->n_tokens, step->rows_host);
-    TRY(backend->ops->upload(backend, step->rows, step->rows_host, rows_bytes));
-    op_trace_end(step->args.trace, OP_GROUP_PLE, step->layer, "ngram_rows");
+    RUN(step, OP_GROUP_PLE, "ngram_rows", backend->ops->ngram_rows(backend, &rows));
     RUN(step, OP_GROUP_PLE, "ple_gather", backend->ops->ple_gather(backend, &gather));
     TRY(all_reduce(step, "ple_all_reduce", step->e, config->ple_embed_dim));
     TRY(linear(step, OP_GROUP_PLE, "ple_kv_proj", weights->kv_proj, step->e, step->projected));
@@ -332,7 +375,7 @@ static status_t qsa(step_t *step, const qsa_weights_t *weights, layer_state_t *s
     const qsa_prepare_args_t prepare = {
         .shape = step->qsa,
         .n_tokens = step->n_tokens,
-        .start_pos = step->pos,
+        .start_pos = &step->input->start_pos,
         .rms_norm_eps = (float)config->rms_norm_eps,
         .rope_theta = config->rope_theta,
         .projected = step->projected,
@@ -349,7 +392,7 @@ static status_t qsa(step_t *step, const qsa_weights_t *weights, layer_state_t *s
     const qsa_select_args_t select = {
         .shape = step->qsa,
         .n_tokens = step->n_tokens,
-        .start_pos = step->pos,
+        .start_pos = &step->input->start_pos,
         .index_q = step->index_q,
         .cache = state->cache,
         .blocks = step->blocks,
@@ -359,7 +402,7 @@ static status_t qsa(step_t *step, const qsa_weights_t *weights, layer_state_t *s
     const qsa_attend_args_t attend = {
         .shape = step->qsa,
         .n_tokens = step->n_tokens,
-        .start_pos = step->pos,
+        .start_pos = &step->input->start_pos,
         .q = step->q,
         .gate = step->gate,
         .cache = state->cache,
@@ -384,7 +427,7 @@ static status_t moe(step_t *step, const moe_weights_t *weights) {
         .n_experts = config->num_experts,
         .top_k = config->num_experts_per_tok,
         .norm_topk_prob = config->norm_topk_prob,
-        .logits = step->projected,
+        .logits = step->router_logits,
         .experts = step->experts,
         .weights = step->expert_weights,
         .shared_gate = step->shared_gate,
@@ -411,17 +454,16 @@ static status_t moe(step_t *step, const moe_weights_t *weights) {
         .o = step->o,
         .workspace = step->workspace,
     };
-    TRY(linear(step, OP_GROUP_ROUTER, "router_proj", weights->router, step->u, step->projected));
+    TRY(linear_f32(step, OP_GROUP_ROUTER, "router_proj", weights->router, step->u, step->router_logits));
     RUN(step, OP_GROUP_ROUTER, "router", backend->ops->router(backend, &router));
     RUN(step, OP_GROUP_EXPERTS, "experts", backend->ops->experts(backend, &experts));
     RUN(step, OP_GROUP_SHARED_EXPERT, "shared_expert", backend->ops->shared_expert(backend, &shared));
     return STATUS_OK;
 }
 
-static status_t run_layer(step_t *step, const layer_weights_t *weights, layer_state_t *state, const int32_t *context,
-                          const int32_t *tokens) {
+static status_t run_layer(step_t *step, const layer_weights_t *weights, layer_state_t *state) {
     int64_t hidden_size = step->args.config->hidden_size;
-    if (weights->ple) TRY(ple(step, weights->ple, state, context, tokens));
+    if (weights->ple) TRY(ple(step, weights->ple, state));
 
     TRY(gr_mix(step, &weights->attn_hc, step->h));
     if (step->args.config->layer_types[step->layer] == LAYER_GDN)
@@ -437,19 +479,16 @@ static status_t run_layer(step_t *step, const layer_weights_t *weights, layer_st
     return gr_inject(step);
 }
 
-static status_t embed(step_t *step, matrix_t weight, const int32_t *tokens) {
+static status_t embed(step_t *step, matrix_t weight) {
     backend_t *backend = step->args.backend;
     const embed_args_t args = {
         .n_tokens = step->n_tokens,
         .hc_count = step->args.config->hc_count,
-        .tokens = step->tokens,
+        .tokens = step->input->tokens,
         .embed = weight,
         .h = step->h,
     };
-    op_trace_begin(step->args.trace);
-    TRY(backend->ops->upload(backend, step->tokens, tokens, (size_t)step->n_tokens * sizeof *tokens));
-    TRY(backend->ops->embed(backend, &args));
-    op_trace_end(step->args.trace, OP_GROUP_OTHER, step->layer, "embed");
+    RUN(step, OP_GROUP_OTHER, "embed", backend->ops->embed(backend, &args));
     return STATUS_OK;
 }
 
@@ -458,22 +497,68 @@ static status_t head(step_t *step, const weights_t *weights) {
     const float *last = step->h + (step->n_tokens - 1) * step->args.local.stream_width;
     step->n_tokens = 1;
     TRY(gr_mix(step, &weights->final_hc, last));
-    return linear(step, OP_GROUP_LM_HEAD, "lm_head", weights->lm_head, step->u, step->logits);
+    return linear_f32(step, OP_GROUP_LM_HEAD, "lm_head", weights->lm_head, step->u, step->logits);
+}
+
+/* From the uploaded input to the logits. */
+static status_t run_ops(step_t *step, const weights_t *weights, sequence_t *sequence, bool want_logits) {
+    int64_t n_tokens = step->n_tokens;
+    step->layer = -1;
+    TRY(embed(step, weights->embed));
+    for (int64_t layer = 0; layer < step->args.config->num_hidden_layers; layer++) {
+        step->layer = (int32_t)layer;
+        TRY(run_layer(step, &weights->layers[layer], &sequence->layers[layer]));
+        if (step->observer) step->observer(step->observer_context, layer, step->h, n_tokens);
+    }
+    step->layer = -1;
+    return want_logits ? head(step, weights) : STATUS_OK;
+}
+
+static status_t upload_input(step_t *step, const sequence_t *sequence, const int32_t *tokens) {
+    backend_t *backend = step->args.backend;
+    step_input_t *input = step->input_host;
+    input->start_pos = sequence->pos;
+    memcpy(input->context, sequence->context, sizeof input->context);
+    memcpy(input->tokens, tokens, (size_t)step->n_tokens * sizeof *tokens);
+    RUN(step, OP_GROUP_OTHER, "upload", backend->ops->upload(backend, step->input, input, input_bytes(step->n_tokens)));
+    return STATUS_OK;
+}
+
+static bool is_recordable(const step_t *step, bool want_logits) {
+    return step->args.record && step->args.backend->can_record && step->n_tokens == 1 && want_logits && !step->observer;
+}
+
+/* run_ops by a recording, made here if there is none for these weights and this sequence. */
+static status_t replay_ops(step_t *step, const weights_t *weights, sequence_t *sequence) {
+    backend_t *backend = step->args.backend;
+    if (step->recording && (step->recorded_weights != weights || step->recorded_sequence != sequence)) {
+        backend->ops->record_free(backend, step->recording);
+        step->recording = NULL;
+    }
+    if (!step->recording) {
+        TRY(backend->ops->record_begin(backend));
+        status_t status = run_ops(step, weights, sequence, true);
+        status_t ended = backend->ops->record_end(backend, &step->recording);
+        TRY(status != STATUS_OK ? status : ended);
+        step->recorded_weights = weights;
+        step->recorded_sequence = sequence;
+        op_trace_reset(step->args.trace);
+    }
+    RUN(step, OP_GROUP_OTHER, "replay", backend->ops->replay(backend, step->recording));
+    return STATUS_OK;
 }
 
 status_t step_run(step_t *step, const weights_t *weights, sequence_t *sequence, const int32_t *tokens, int64_t n_tokens,
                   bool want_logits) {
     step->n_tokens = n_tokens;
-    step->pos = sequence->pos;
     step->layer = -1;
-    TRY(embed(step, weights->embed, tokens));
-    for (int64_t layer = 0; layer < step->args.config->num_hidden_layers; layer++) {
-        step->layer = (int32_t)layer;
-        TRY(run_layer(step, &weights->layers[layer], &sequence->layers[layer], sequence->context, tokens));
-        if (step->observer) step->observer(step->observer_context, layer, step->h, n_tokens);
+    TRY(upload_input(step, sequence, tokens));
+    if (is_recordable(step, want_logits) && step->has_decoded) {
+        TRY(replay_ops(step, weights, sequence));
+    } else {
+        TRY(run_ops(step, weights, sequence, want_logits));
+        step->has_decoded = step->has_decoded || n_tokens == 1;
     }
-    step->layer = -1;
-    if (want_logits) TRY(head(step, weights));
     sequence_advance(sequence, tokens, n_tokens);
     return STATUS_OK;
 }

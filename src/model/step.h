@@ -21,6 +21,7 @@ typedef struct step_args {
     op_trace_t *trace;
     int64_t max_tokens;  /* tokens of one step at most */
     int64_t max_context; /* tokens of one sequence at most */
+    bool record;         /* record the decode step and replay it, where the backend can */
 } step_args_t;
 
 /* Adds the workspace that step_create will allocate to `needed`. */

@@ -4,6 +4,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/interrupt.h"
+
+/* Multipliers, sizes and offsets of a PLE layer's n-gram hash. */
+enum { N_NGRAM_ARRAYS = 3 };
+
 typedef struct loader {
     shard_reader_t *reader;
     const schema_tensor_t *tensors;
@@ -37,6 +42,9 @@ status_t weights_count(const shard_reader_t *reader, size_t needed[MEMORY_N_LABE
         TRY(memory_of(&tensors[i], &bytes));
         needed[label_of(&tensors[i])] += bytes;
     }
+    const model_config_t *config = &shard_reader_info(reader)->config;
+    int64_t n_constants = config->ngram_size + 2 * config_n_ngram_heads(config);
+    needed[MEMORY_WEIGHTS] += (size_t)(config->n_ple_layers * n_constants) * sizeof(int64_t);
     return STATUS_OK;
 }
 
@@ -92,7 +100,7 @@ static status_t load_tensor(loader_t *loader, const char *name, void **data) {
 }
 
 /* The rows of several matrices of equal width, one below the other. `names` ends with NULL. */
-static status_t load_stack(loader_t *loader, const char *const names[], matrix_t *matrix) {
+static status_t load_stored(loader_t *loader, const char *const names[], matrix_t *matrix) {
     size_t index, bytes, total = 0;
     int64_t n_rows = 0;
     for (int i = 0; names[i]; i++) {
@@ -112,6 +120,13 @@ static status_t load_stack(loader_t *loader, const char *const names[], matrix_t
         data = (char *)data + bytes;
     }
     return STATUS_OK;
+}
+
+/* The same, in the form that the backend's ops take. */
+static status_t load_stack(loader_t *loader, const char *const names[], matrix_t *matrix) {
+    backend_t *backend = loader->weights->backend;
+    TRY(load_stored(loader, names, matrix));
+    return backend->ops->adopt_matrix(backend, matrix);
 }
 
 static status_t load_matrix(loader_t *loader, const char *name, matrix_t *matrix) {
@@ -210,12 +225,28 @@ static status_t load_moe(loader_t *loader, moe_weights_t *weights) {
     return load_experts(loader, &weights->experts);
 }
 
+static status_t upload_constants(loader_t *loader, const int64_t *values, int64_t n, int64_t **constants) {
+    backend_t *backend = loader->weights->backend;
+    void *data;
+    TRY(allocate(loader, MEMORY_WEIGHTS, (size_t)n * sizeof *values, &data));
+    *constants = data;
+    return backend->ops->upload(backend, data, values, (size_t)n * sizeof *values);
+}
+
+static status_t load_ngram(loader_t *loader, ple_weights_t *weights) {
+    const ngram_constants_t *ngram = &weights->ngram;
+    TRY(upload_constants(loader, ngram->multipliers, ngram->ngram_size, &weights->multipliers));
+    TRY(upload_constants(loader, ngram->head_sizes, ngram->n_heads, &weights->head_sizes));
+    return upload_constants(loader, ngram->head_offsets, ngram->n_heads, &weights->head_offsets);
+}
+
 static status_t load_ple(loader_t *loader, int64_t ple_index, ple_weights_t *weights) {
     static const char *const kv_proj[] = {"key_proj", "value_proj", NULL};
     const weights_t *model = loader->weights;
     ngram_derive(&model->config, ple_index, &weights->ngram);
     set_group(loader, "ple", model->config.ple_layers[ple_index]);
-    TRY(load_matrix(loader, "table", &weights->table));
+    TRY(load_stored(loader, (const char *const[]){"table", NULL}, &weights->table));
+    TRY(load_ngram(loader, weights));
     weights->first_row = model->local.tp_rank * weights->table.rows;
     size_t index;
     TRY(find(loader, "table_scale", &index));
@@ -263,7 +294,8 @@ static status_t create_empty(const shard_reader_t *reader, backend_t *backend, s
     created->config = info->config;
     created->local = local_shape(&info->config, info->options.tp_rank, info->options.tp_size);
     created->backend = backend;
-    TRY_GOTO(memory_alloc(MEMORY_OTHER, n_tensors, sizeof(void *), &memory), failed);
+    size_t n_allocations = n_tensors + N_NGRAM_ARRAYS * (size_t)info->config.n_ple_layers;
+    TRY_GOTO(memory_alloc(MEMORY_OTHER, n_allocations, sizeof(void *), &memory), failed);
     created->allocations = memory;
     TRY_GOTO(memory_alloc(MEMORY_OTHER, (size_t)info->config.num_hidden_layers, sizeof(layer_weights_t), &memory),
              failed);
@@ -288,6 +320,7 @@ status_t weights_load(shard_reader_t *reader, backend_t *backend, weights_t **we
     TRY_GOTO(comm_agree(backend->comm, load_ends(&loader)), failed);
     for (int64_t layer = 0; layer < created->config.num_hidden_layers; layer++)
         TRY_GOTO(comm_agree(backend->comm, load_layer(&loader, layer)), failed);
+    TRY_GOTO(comm_agree(backend->comm, backend->ops->loaded(backend)), failed);
     memory_free(loader.staging);
     *weights = created;
     return STATUS_OK;

@@ -47,6 +47,7 @@ typedef struct moe_weights {
 
 typedef struct ple_weights {
     ngram_constants_t ngram;
+    int64_t *multipliers, *head_sizes, *head_offsets; /* those of `ngram`, in backend memory */
     matrix_t table; /* [ngram.n_rows/T, ple_embed_dim/n_heads], F8_E4M3 or BF16, MEMORY_PLE_TABLE */
     float table_scale;
     int64_t first_row;                        /* global id of the table's first row */

@@ -7,6 +7,23 @@
 #include <cmocka.h>
 
 #include "checkpoint/ngram.h"
+#include "ngram/ngram_rows.h"
+
+static void rows_of(const ngram_constants_t *constants, const int32_t *context, const int32_t *tokens, size_t n_tokens,
+                    int64_t *rows) {
+    const ngram_rows_args_t args = {.n_tokens = (int64_t)n_tokens,
+                                    .n_heads = constants->n_heads,
+                                    .ngram_size = constants->ngram_size,
+                                    .heads_per_ngram = constants->heads_per_ngram,
+                                    .eos_token_id = constants->eos_token_id,
+                                    .multipliers = constants->multipliers,
+                                    .head_sizes = constants->head_sizes,
+                                    .head_offsets = constants->head_offsets,
+                                    .context = context,
+                                    .tokens = tokens,
+                                    .rows = rows};
+    assert_int_equal(ngram_rows_cpu(&args), 0);
+}
 
 static model_config_t real_config(void) {
     return (model_config_t){
@@ -73,13 +90,13 @@ static void test_published_rows(void **state) {
     ngram_derive(&config, 0, &constants);
     int32_t context[2] = {248044, 248044};
     int64_t rows[5][16];
-    ngram_rows(&constants, context, tokens, 5, rows[0]);
+    rows_of(&constants, context, tokens, 5, rows[0]);
     assert_memory_equal(rows, expected, sizeof expected);
 
     /* The context crosses calls: one token at a time gives the same rows. */
     memset(rows, 0, sizeof rows);
     for (int i = 0; i < 5; i++) {
-        ngram_rows(&constants, context, &tokens[i], 1, rows[i]);
+        rows_of(&constants, context, &tokens[i], 1, rows[i]);
         context[0] = context[1];
         context[1] = tokens[i];
     }
@@ -94,7 +111,7 @@ static void test_capital_of_france(void **state) {
     ngram_constants_t constants;
     ngram_derive(&config, 0, &constants);
     int64_t rows[5][16];
-    ngram_rows(&constants, context, tokens, 5, rows[0]);
+    rows_of(&constants, context, tokens, 5, rows[0]);
     static const int heads[4] = {0, 7, 8, 15};
     static const int64_t first[4] = {19535898, 159481876, 169296599, 315261947};
     static const int64_t last[4] = {11681901, 144632415, 161645402, 300795736};
@@ -124,7 +141,7 @@ static void test_hand_worked_rows(void **state) {
     static const int64_t expected[3][2] = {{1, 124}, {56, 136}, {12, 162}};
     ngram_constants_t constants = small_constants();
     int64_t rows[3][2];
-    ngram_rows(&constants, context, tokens, 3, rows[0]);
+    rows_of(&constants, context, tokens, 3, rows[0]);
     assert_memory_equal(rows, expected, sizeof expected);
 }
 
@@ -136,8 +153,8 @@ static void test_eos_cuts_older_places(void **state) {
     static const int32_t cut[3] = {99, 4, 5};
     static const int32_t other_context[2] = {50, 60};
     int64_t rows[3][2], other_rows[3][2];
-    ngram_rows(&constants, context, cut, 3, rows[0]);
-    ngram_rows(&constants, other_context, cut, 3, other_rows[0]);
+    rows_of(&constants, context, cut, 3, rows[0]);
+    rows_of(&constants, other_context, cut, 3, other_rows[0]);
     assert_int_equal(rows[0][0], ((99 * 3) ^ (2 * 5)) % 101);
     assert_int_equal(rows[0][1], ((99 * 3) ^ (2 * 5) ^ (1 * 7)) % 103 + 101);
     assert_int_equal(rows[1][1], ((4 * 3) ^ (99 * 5) ^ (99 * 7)) % 103 + 101);
@@ -159,7 +176,7 @@ static void test_negative_products_floor(void **state) {
         }
         int32_t token = (int32_t)(random >> 40) + 1;
         int64_t rows[2];
-        ngram_rows(&constants, context, &token, 1, rows);
+        rows_of(&constants, context, &token, 1, rows);
         int64_t mixed =
             (int64_t)((uint64_t)token * (uint64_t)constants.multipliers[0] ^ 99u * (uint64_t)constants.multipliers[1]);
         n_negative += mixed < 0;

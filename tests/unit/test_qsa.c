@@ -51,7 +51,7 @@ static void prepare(sequence_t *s, int64_t start, int64_t n) {
     qsa_prepare_args_t args = {
         .shape = *shape,
         .n_tokens = n,
-        .start_pos = start,
+        .start_pos = &start,
         .rms_norm_eps = 1e-6f,
         .rope_theta = s->rope_theta,
         .projected = s->projected + start * s->stride,
@@ -73,7 +73,7 @@ static void choose(sequence_t *s, int64_t start, int64_t n) {
     qsa_select_args_t args = {
         .shape = *shape,
         .n_tokens = n,
-        .start_pos = start,
+        .start_pos = &start,
         .index_q = s->index_q + start * shape->index_n_heads * shape->index_dim,
         .cache = s->cache,
         .blocks = s->blocks + start * shape->n_select,
@@ -89,7 +89,7 @@ static void attend(sequence_t *s, int64_t start, int64_t n) {
     qsa_attend_args_t args = {
         .shape = *shape,
         .n_tokens = n,
-        .start_pos = start,
+        .start_pos = &start,
         .q = s->q + start * heads,
         .gate = s->gate + start * heads,
         .cache = s->cache,
@@ -373,7 +373,7 @@ static void check_exact(const float *scores, int64_t n, int64_t n_select, const 
     qsa_select_args_t args = {
         .shape = shape,
         .n_tokens = 1,
-        .start_pos = 2 * n - 1,
+        .start_pos = &(int64_t){2 * n - 1},
         .index_q = query,
         .cache = {.capacity = 2 * n, .index_keys = keys},
         .blocks = blocks,

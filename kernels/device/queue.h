@@ -1,0 +1,44 @@
+#ifndef GALVANI_KERNELS_DEVICE_QUEUE_H
+#define GALVANI_KERNELS_DEVICE_QUEUE_H
+
+/* What every CUDA launcher needs of the device that it launches on. Readable without the CUDA headers. */
+
+#include <stdbool.h>
+
+#include "base/activation.h"
+#include "base/matrix.h"
+#include "base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct device_queue device_queue_t;
+
+/* y[t] (+)= weight x[t] for many tokens, FP16 with FP32 sums; the backend gives it (cuBLAS). */
+typedef struct gemm_args {
+    int64_t n_tokens;
+    matrix_t weight;       /* FP16 [n_outputs, n_inputs] */
+    const activation_t *x; /* [n_tokens, n_inputs] */
+    void *y;               /* [n_tokens, n_outputs], FP16, or FP32 with y_is_f32 */
+    bool y_is_f32;
+    bool accumulate; /* adds to y */
+} gemm_args_t;
+
+struct device_queue {
+    struct CUstream_st *stream; /* a cudaStream_t: launches are in its order */
+    int n_sms;                  /* multiprocessors of the device */
+    status_t (*gemm)(const device_queue_t *queue, const gemm_args_t *args);
+    void *gemm_context; /* the backend's */
+};
+
+/* After a launch: STATUS_DEVICE with the op's name and CUDA's reason if it was refused. */
+status_t queue_check_launch(const char *op);
+
+/* STATUS_DEVICE if this build has no code for the device in use. */
+status_t queue_check_device(const char *device_name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
