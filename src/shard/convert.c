@@ -15,6 +15,13 @@
 #include "shard/shard_file.h"
 #include "shard/transfer.h"
 
+/* What one process tells the others at the end. */
+typedef struct findings {
+    uint64_t has_content, content; /* the source's checksum, where it is known */
+    uint64_t part;                 /* of that checksum: what this process answers for */
+    uint64_t n_overflow, n_inexact;
+} findings_t;
+
 /* All that one conversion holds. */
 typedef struct conversion_job {
     const shard_convert_args_t *args;
@@ -27,6 +34,7 @@ typedef struct conversion_job {
     schema_options_t *rank_options; /* [n_targets] */
     schema_tensor_t **rank_tensors; /* [n_targets] */
     shard_note_t **rank_notes;      /* [n_targets] */
+    findings_t *findings;           /* [tp_size] */
     size_t n_tensors;
     char identity[HASH_SHA256_TEXT_BYTES];
     bool has_content; /* a file was whole already, so the source's checksum is known */
@@ -42,7 +50,7 @@ static status_t describe_source(job_t *job) {
         char digest[HASH_XXH3_TEXT_BYTES];
         hash_xxh3_text(files[i].header_xxh3, digest);
         json_array_append_new(list, json_pack("{s:s, s:I, s:s, s:I}", "name", files[i].name, "bytes",
-                                              (json_int_t)files[i].bytes, "header_xxh3", digest, "modified_ns",
+                                              (json_int_t)files[i].bytes, "digest", digest, "modified_ns",
                                               (json_int_t)files[i].modified_ns));
     }
     char *text = json_dumps(list, JSON_COMPACT);
@@ -167,6 +175,8 @@ static status_t prepare(job_t *job) {
     job->rank_tensors = memory;
     TRY(memory_alloc(MEMORY_OTHER, n, sizeof *job->rank_notes, &memory));
     job->rank_notes = memory;
+    TRY(memory_alloc(MEMORY_OTHER, (size_t)args->tp_size, sizeof *job->findings, &memory));
+    job->findings = memory;
     job->n_targets = (int)n;
     for (int i = 0; i < job->n_targets; i++)
         TRY(prepare_target(job, i, all ? i : args->tp_rank));
@@ -186,6 +196,7 @@ static void release(job_t *job, bool discard) {
     memory_free(job->rank_options);
     memory_free(job->rank_tensors);
     memory_free(job->rank_notes);
+    memory_free(job->findings);
     memory_free(job->config_json);
     memory_free(job->model_type);
     memory_free(job->source);
@@ -218,22 +229,20 @@ static int n_unfinished(const job_t *job) {
 /* Adds up what the processes found. Where any file was whole before, it tells the source's checksum; the others may
  * then have read only part of the source. */
 static void combine(job_t *job, transfer_t *transfer) {
-    struct {
-        uint64_t has_content, content, part, n_overflow, n_inexact;
-    } own = {job->has_content, job->content, transfer->content, transfer->n_overflow, transfer->n_inexact}, sum = own;
+    findings_t own = {job->has_content, job->content, transfer->content, transfer->n_overflow, transfer->n_inexact};
     const shard_group_t *group = job->args->group;
-    void *memory;
-    if (group && memory_alloc(MEMORY_OTHER, (size_t)job->plan.tp_size, sizeof own, &memory) == STATUS_OK) {
-        group->all_gather(group->context, &own, sizeof own, memory);
-        memset(&sum, 0, sizeof sum);
-        for (int i = 0; i < job->plan.tp_size; i++) {
-            memcpy(&own, (char *)memory + (size_t)i * sizeof own, sizeof own);
-            if (own.has_content) sum.has_content = 1, sum.content = own.content;
-            sum.part += own.part;
-            sum.n_overflow += own.n_overflow;
-            sum.n_inexact += own.n_inexact;
-        }
-        memory_free(memory);
+    int n = group ? job->plan.tp_size : 1;
+    if (group)
+        group->all_gather(group->context, &own, sizeof own, job->findings);
+    else
+        job->findings[0] = own;
+    findings_t sum = {0};
+    for (int i = 0; i < n; i++) {
+        const findings_t *found = &job->findings[i];
+        if (found->has_content) sum.has_content = 1, sum.content = found->content;
+        sum.part += found->part;
+        sum.n_overflow += found->n_overflow;
+        sum.n_inexact += found->n_inexact;
     }
     job->content = sum.has_content ? sum.content : sum.part;
     transfer->n_overflow = sum.n_overflow;
@@ -241,22 +250,10 @@ static void combine(job_t *job, transfer_t *transfer) {
 }
 
 static status_t transfer_all(job_t *job, transfer_t *transfer) {
+    TRY(verifier_start(job->n_tensors * (size_t)job->n_targets, &transfer->verifier));
     TRY(transfer_begin(transfer));
     for (size_t i = 0; i < job->n_tensors; i++)
         TRY(transfer_dataset(transfer, i));
-    return STATUS_OK;
-}
-
-static status_t verify_all(job_t *job, progress_t *progress) {
-    for (int i = 0; i < job->n_targets; i++) {
-        if (!job->targets[i].writer) continue;
-        for (size_t j = 0; j < job->n_tensors; j++) {
-            size_t bytes;
-            TRY(schema_tensor_bytes(&job->rank_tensors[i][j], &bytes));
-            TRY(shard_writer_verify(job->targets[i].writer, j));
-            progress_add(progress, bytes);
-        }
-    }
     return STATUS_OK;
 }
 
@@ -268,8 +265,7 @@ static status_t finish_all(job_t *job) {
     return is_first ? companions_copy(job->args->checkpoint, job->args->output) : STATUS_OK;
 }
 
-static void report(const job_t *job, const transfer_t *transfer, uint64_t bytes, double write_s, double verify_s,
-                   double sync_s) {
+static void report(const job_t *job, const transfer_t *transfer, uint64_t bytes, double seconds, double sync_seconds) {
     if (transfer->n_overflow || transfer->n_inexact)
         log_warning("experts in FP16: %" PRIu64 " values lay beyond its range and became the largest FP16, %" PRIu64
                     " lay below its normal range and were rounded",
@@ -280,8 +276,11 @@ static void report(const job_t *job, const transfer_t *transfer, uint64_t bytes,
         return;
     }
     double gigabytes = (double)bytes * n / 1e9;
-    log_info("%s: %d files, %.2f GB; written in %.1f s (%.0f MB/s), read back and compared in %.1f s, synced in %.1f s",
-             job->args->output, n, gigabytes, write_s, 1e3 * gigabytes / (write_s > 0 ? write_s : 1), verify_s, sync_s);
+    log_info(
+        "%s: %d files, %.2f GB, read back and compared, in %.1f s (%.0f MB/s), of which %.1f s waiting for the disk "
+        "at the end; peak memory %.0f MB a process",
+        job->args->output, n, gigabytes, seconds, 1e3 * gigabytes / seconds, sync_seconds,
+        (double)memory_peak_rss_bytes() / 1e6);
 }
 
 static status_t convert(job_t *job) {
@@ -309,20 +308,16 @@ static status_t convert(job_t *job) {
     status = transfer_all(job, &transfer);
     progress_end(&progress);
     transfer_end(&transfer);
+    status_t verified = verifier_finish(transfer.verifier, status != STATUS_OK);
+    if (status == STATUS_OK) status = verified;
     if (!transfer.has_agreed_on_failure) status = agree(job, status);
     TRY(status);
 
     int64_t written_ns = clock_now_ns();
-    progress_start(&progress, "checking", bytes * (uint64_t)n_files, show);
-    status = verify_all(job, &progress);
-    progress_end(&progress);
-    TRY(agree(job, status));
-
-    int64_t verified_ns = clock_now_ns();
     combine(job, &transfer);
     TRY(agree(job, finish_all(job)));
-    report(job, &transfer, bytes, (double)(written_ns - start_ns) / 1e9, (double)(verified_ns - written_ns) / 1e9,
-           (double)(clock_now_ns() - verified_ns) / 1e9);
+    int64_t end_ns = clock_now_ns();
+    report(job, &transfer, bytes, (double)(end_ns - start_ns) / 1e9, (double)(end_ns - written_ns) / 1e9);
     return STATUS_OK;
 }
 

@@ -9,7 +9,7 @@
 #include "checkpoint/nvfp4.h"
 
 enum {
-    READ_BYTES = 4 << 20,    /* bytes read at a time, as whole rows */
+    READ_BYTES = 512 << 10,  /* bytes read at a time, as whole rows */
     AGREE_BYTES = 128 << 20, /* a failure elsewhere is seen after that many bytes */
     MAX_OUTPUTS = 3          /* codes, scales and scale_2 */
 };
@@ -310,10 +310,14 @@ static status_t open_streams(transfer_t *transfer, const pass_t *pass, int *n_op
 
 static status_t close_streams(const transfer_t *transfer, const pass_t *pass, status_t status) {
     for (int i = 0; i < transfer->n_targets * MAX_OUTPUTS; i++) {
-        if (status == STATUS_OK && pass->streams[i])
-            status = shard_stream_close(pass->streams[i], transfer->dataset_content);
-        else
+        if (status != STATUS_OK || !pass->streams[i]) {
             shard_stream_abandon(pass->streams[i]);
+            continue;
+        }
+        status = shard_stream_close(pass->streams[i], transfer->dataset_content);
+        if (status == STATUS_OK)
+            status = verifier_submit(transfer->verifier, transfer->targets[i / MAX_OUTPUTS].writer,
+                                     pass->first_index + (size_t)(i % MAX_OUTPUTS));
     }
     return status;
 }

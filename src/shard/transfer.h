@@ -9,7 +9,7 @@
 #include "shard/convert.h"
 #include "shard/plan.h"
 #include "shard/progress.h"
-#include "shard/writer.h"
+#include "shard/verifier.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,6 +32,7 @@ typedef struct transfer {
     int n_targets; /* 1 or tp_size */
     const shard_group_t *group;
     progress_t *progress;
+    verifier_t *verifier; /* gets each dataset that has been written */
 
     /* results */
     uint64_t content;           /* checksum of the source data that this process answers for */

@@ -18,8 +18,8 @@
 #include "shard/shard_file.h"
 
 enum {
-    STREAM_BUFFER_BYTES = 1 << 20, /* gathers small pieces; larger ones are written from where they are */
-    VERIFY_BUFFER_BYTES = 4 << 20
+    STREAM_BUFFER_BYTES = 256 << 10, /* gathers small pieces; larger ones are written from where they are */
+    VERIFY_BUFFER_BYTES = 512 << 10
 };
 
 struct shard_writer {
