@@ -179,6 +179,25 @@ static void test_zero_key(void **state) {
     assert_true(args.h[0] == 0.5f && args.h[1] == 0.0f);
 }
 
+/* |c| below 1e-6 counts as 1e-6, with c's sign: key and query that are nearly orthogonal. */
+static void test_small_key(void **state) {
+    (void)state;
+    for (int sign = -1; sign <= 1; sign += 2) {
+        ple_mix_args_t args = random_args(1, 1, 16, 1, 1);
+        float *projected = op_zeros(32), *h = op_zeros(16);
+        projected[0] = (float)sign;
+        projected[16] = 1.0f;
+        h[0] = 1e-7f;
+        h[1] = 1.0f;
+        args.projected = projected;
+        args.conv = op_zeros(16);
+        args.norm_key = args.norm_query = op_zeros(16);
+        mix(&args, h, 1);
+        double expected = (double)h[0] + op_sigmoid(1e-3 * sign);
+        assert_close_f64("h", args.h, &expected, 1, 1e-6);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_golden, op_data_free),
@@ -186,6 +205,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_formula, op_data_free),
         cmocka_unit_test_teardown(test_one_result, op_data_free),
         cmocka_unit_test_teardown(test_zero_key, op_data_free),
+        cmocka_unit_test_teardown(test_small_key, op_data_free),
     };
     return cmocka_run_group_tests(tests, op_data_seed, NULL);
 }
