@@ -8,15 +8,15 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/utsname.h>
 #include <utf8proc.h>
 #include <xxhash.h>
 
 const char *provenance_commit(void) { return GALVANI_COMMIT; }
 
 void provenance_host(char text[PROVENANCE_TEXT_BYTES]) {
-    if (gethostname(text, PROVENANCE_TEXT_BYTES) != 0) strcpy(text, "unknown");
-    text[PROVENANCE_TEXT_BYTES - 1] = '\0';
+    struct utsname names;
+    snprintf(text, PROVENANCE_TEXT_BYTES, "%s", uname(&names) == 0 ? names.nodename : "unknown");
 }
 
 void provenance_hdf5(char text[PROVENANCE_TEXT_BYTES]) {

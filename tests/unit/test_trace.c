@@ -24,6 +24,10 @@
 
 enum { PATH_BYTES = 64, N_STEPS = 10, N_RANKS = STEPS_N_RANKS };
 
+/* Fontconfig, which cairo uses, keeps its caches. */
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void) { return "leak:libfontconfig"; }
+
 typedef struct fixture {
     char directory[PATH_BYTES], run[PATH_BYTES + 16], out[PATH_BYTES + 16];
 } fixture_t;
