@@ -146,7 +146,7 @@ static status_t prepare_target(job_t *job, int target, int tp_rank) {
         .config_json = job->config_json,
         .model_type = job->model_type,
         .source = job->source,
-        .created_by = job->args->created_by,
+        .created_by = job->args->created_by ? job->args->created_by : "galvani",
         .conversion = job->identity,
         .journal_kind = job->n_targets == job->plan.tp_size ? "by one process" : "by one process per rank",
     };

@@ -24,7 +24,7 @@ typedef struct shard_group {
 typedef struct shard_convert_args {
     const char *checkpoint; /* directory of the checkpoint */
     const char *output;     /* directory of the shard files, created if it is not there */
-    const char *created_by; /* which program this is, for the files */
+    const char *created_by; /* which program this is, for the files; NULL for no more than its name */
     int tp_size;
     int tp_rank;                /* whose file to write, or SHARD_ALL_RANKS for all of them by this one process */
     bool quantize_experts;      /* BF16 experts become NVFP4 instead of FP16 */
