@@ -38,8 +38,11 @@ typedef struct option_spec {
 #define AT(field) offsetof(options_t, field)
 
 static const option_spec_t specs[] = {
-    {"Model", "model", OPTION_TEXT, COMMAND_RUN, false, AT(model), "DIR", NULL, 0, 0,
-     "directory of shards (galvani shard makes it)"},
+    {"Model", "model", OPTION_TEXT, COMMAND_RUN, false, AT(model), "MODEL", NULL, 0, 0,
+     "directory of shards (galvani shard makes it), or synthetic:NAME with made-up weights; NAME is full, nano or the "
+     "path of a config.json"},
+    {NULL, "synthetic-seed", OPTION_INT, COMMAND_RUN, false, AT(synthetic_seed), "N", NULL, 0, LARGEST_INT,
+     "seed of a synthetic model's weights (0)"},
     {"Prompt", "prompt", OPTION_TEXT, COMMAND_RUN, false, AT(prompt), "TEXT", NULL, 0, 0, "the prompt"},
     {NULL, "prompt-file", OPTION_TEXT, COMMAND_RUN, false, AT(prompt_file), "FILE", NULL, 0, 0,
      "read the prompt from FILE (- is stdin)"},

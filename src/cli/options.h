@@ -40,6 +40,8 @@ typedef struct options {
     bool ignore_eos, logits;
     double temperature, top_p;
     int64_t seed;
+    /* model */
+    int64_t synthetic_seed;
     /* system */
     const char *model, *out, *backend, *comm, *trace, *log_level, *config;
     int64_t prefill_chunk;

@@ -12,7 +12,7 @@
 #include "cli/generate.h"
 #include "cli/options.h"
 #include "cli/requests.h"
-#include "shard/reader.h"
+#include "model/tensor_source.h"
 #include "trace/run_reader.h"
 
 enum { PATH_BYTES = 4096 };
@@ -51,10 +51,12 @@ static status_t load_tokenizer(run_t *run, const model_config_t *config) {
 
 /* Rank 0: the requests as token ids, and what follows from them for all ranks. */
 static status_t read_requests(run_t *run) {
-    shard_reader_t *reader;
-    TRY(shard_reader_open(run->options.model, 0, comm_tp_size(run->comm), &reader));
-    model_config_t config = shard_reader_info(reader)->config;
-    shard_reader_close(reader);
+    const tensor_source_args_t source_args = {
+        .model = run->options.model, .tp_size = comm_tp_size(run->comm), .seed = (uint64_t)run->options.synthetic_seed};
+    tensor_source_t *source;
+    TRY(tensor_source_open(&source_args, &source));
+    model_config_t config = tensor_source_info(source)->config;
+    tensor_source_close(source);
     TRY(load_tokenizer(run, &config));
 
     requests_args_t args = {
@@ -79,7 +81,8 @@ static backend_kind_t backend_kind(const char *name) {
 static status_t load_model(run_t *run) {
     int64_t begin_ns = clock_now_ns();
     TRY(comm_agree(run->comm, backend_create(backend_kind(run->options.backend), run->comm, &run->backend)));
-    engine_args_t args = {.model_directory = run->options.model,
+    engine_args_t args = {.model = run->options.model,
+                          .synthetic_seed = (uint64_t)run->options.synthetic_seed,
                           .comm = run->comm,
                           .backend = run->backend,
                           .max_context = run->plan.max_context,

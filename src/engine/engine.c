@@ -99,11 +99,12 @@ static step_args_t step_args(const engine_t *engine, local_shape_t local) {
                          .record = engine->record};
 }
 
-static status_t check_memory(const engine_t *engine, const shard_reader_t *reader, local_shape_t local) {
-    size_t needed[MEMORY_N_LABELS] = {0};
+static status_t check_memory(const engine_t *engine, const tensor_source_t *source, local_shape_t local) {
+    size_t needed[MEMORY_N_LABELS] = {0}, n_tensors;
+    const schema_tensor_t *tensors = tensor_source_tensors(source, &n_tensors);
     const sequence_args_t of_sequence = sequence_args(engine, local);
     const step_args_t of_step = step_args(engine, local);
-    TRY(weights_count(reader, needed));
+    TRY(weights_count(&engine->config, tensors, n_tensors, needed));
     sequence_count(&of_sequence, needed);
     step_count(&of_step, needed);
     return engine->backend->ops->check_memory(engine->backend, needed);
@@ -146,33 +147,37 @@ static status_t alloc_state(engine_t *engine, const char *config_json, local_sha
 }
 
 /* Collective after each stage that a rank may fail in alone. */
-static status_t load(engine_t *engine, const engine_args_t *args, shard_reader_t *reader) {
-    const shard_info_t *info = shard_reader_info(reader);
+static status_t load(engine_t *engine, const engine_args_t *args, tensor_source_t *source) {
+    const shard_info_t *info = tensor_source_info(source);
     local_shape_t local = local_shape(&info->config, info->options.tp_rank, info->options.tp_size);
     engine->config = info->config;
     memcpy(engine->model_digest, info->model_digest, sizeof engine->model_digest);
-    TRY(check_same_model(engine->comm, info, args->model_directory));
+    TRY(check_same_model(engine->comm, info, args->model));
     TRY(comm_agree(engine->comm, take_settings(engine, args)));
     TRY(comm_agree(engine->comm, op_trace_create(args->keep_op_records, &engine->trace)));
-    TRY(comm_agree(engine->comm, check_memory(engine, reader, local)));
+    TRY(comm_agree(engine->comm, check_memory(engine, source, local)));
     TRY(comm_agree(engine->comm, alloc_state(engine, info->config_json, local)));
-    return weights_load(reader, engine->backend, &engine->weights);
+    return weights_load(source, engine->backend, &engine->weights);
 }
 
 status_t engine_create(const engine_args_t *args, engine_t **engine) {
     engine_t *created = NULL;
-    shard_reader_t *reader = NULL;
+    tensor_source_t *source = NULL;
     void *memory;
     status_t status = memory_alloc(MEMORY_OTHER, 1, sizeof(engine_t), &memory);
     if (status == STATUS_OK) {
         created = memory;
         created->comm = args->comm;
         created->backend = args->backend;
-        status = shard_reader_open(args->model_directory, comm_tp_rank(args->comm), comm_tp_size(args->comm), &reader);
+        const tensor_source_args_t source_args = {.model = args->model,
+                                                  .tp_rank = comm_tp_rank(args->comm),
+                                                  .tp_size = comm_tp_size(args->comm),
+                                                  .seed = args->synthetic_seed};
+        status = tensor_source_open(&source_args, &source);
     }
     status = comm_agree(args->comm, status);
-    if (status == STATUS_OK) status = load(created, args, reader);
-    shard_reader_close(reader);
+    if (status == STATUS_OK) status = load(created, args, source);
+    tensor_source_close(source);
     if (status != STATUS_OK) {
         engine_destroy(created);
         return status;

@@ -18,9 +18,10 @@ extern "C" {
 typedef struct engine engine_t;
 
 typedef struct engine_args {
-    const char *model_directory;
-    comm_t *comm;       /* borrowed */
-    backend_t *backend; /* borrowed */
+    const char *model;       /* a directory of shards, or synthetic:NAME */
+    uint64_t synthetic_seed; /* of a synthetic model's weights */
+    comm_t *comm;            /* borrowed */
+    backend_t *backend;      /* borrowed */
     int64_t
         max_context; /* tokens that prompt and generation together may have; 0: max_position_embeddings of the config */
     int64_t prefill_chunk;  /* tokens computed at once in prefill; 0: the default */

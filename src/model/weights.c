@@ -10,7 +10,7 @@
 enum { N_NGRAM_ARRAYS = 3 };
 
 typedef struct loader {
-    shard_reader_t *reader;
+    tensor_source_t *source;
     const schema_tensor_t *tensors;
     size_t n_tensors;
     weights_t *weights;
@@ -35,14 +35,18 @@ static status_t memory_of(const schema_tensor_t *tensor, size_t *bytes) {
     return is_widened(tensor) ? memory_product(*bytes, sizeof(float) / sizeof(uint16_t), bytes) : STATUS_OK;
 }
 
-status_t weights_count(const shard_reader_t *reader, size_t needed[MEMORY_N_LABELS]) {
-    size_t n_tensors, bytes;
-    const schema_tensor_t *tensors = shard_reader_tensors(reader, &n_tensors);
+status_t weights_tensor_bytes(const schema_tensor_t *tensor, memory_label_t *label, size_t *bytes) {
+    *label = label_of(tensor);
+    return memory_of(tensor, bytes);
+}
+
+status_t weights_count(const model_config_t *config, const schema_tensor_t *tensors, size_t n_tensors,
+                       size_t needed[MEMORY_N_LABELS]) {
     for (size_t i = 0; i < n_tensors; i++) {
+        size_t bytes;
         TRY(memory_of(&tensors[i], &bytes));
         needed[label_of(&tensors[i])] += bytes;
     }
-    const model_config_t *config = &shard_reader_info(reader)->config;
     int64_t n_constants = config->ngram_size + 2 * config_n_ngram_heads(config);
     needed[MEMORY_WEIGHTS] += (size_t)(config->n_ple_layers * n_constants) * sizeof(int64_t);
     return STATUS_OK;
@@ -66,7 +70,7 @@ static status_t allocate(loader_t *loader, memory_label_t label, size_t bytes, v
     return STATUS_OK;
 }
 
-/* The tensor GROUP/NAME. The reader has checked that the whole schema is there. */
+/* The tensor GROUP/NAME. The source has the whole schema. */
 static status_t find(const loader_t *loader, const char *name, size_t *index) {
     char path[SCHEMA_PATH_BYTES];
     snprintf(path, sizeof path, "%s/%s", loader->group, name);
@@ -81,12 +85,14 @@ static status_t find(const loader_t *loader, const char *name, size_t *index) {
 
 static status_t read_tensor(loader_t *loader, size_t index, void *destination) {
     backend_t *backend = loader->weights->backend;
+    if (tensor_source_is_synthetic(loader->source))
+        return tensor_source_fill(loader->source, index, backend, destination);
     void *host = backend->ops->host_address(backend, destination);
-    if (host) return shard_reader_read(loader->reader, index, host);
+    if (host) return tensor_source_read(loader->source, index, host);
     size_t bytes;
     TRY(schema_tensor_bytes(&loader->tensors[index], &bytes));
     TRY(reserve_staging(loader, bytes));
-    TRY(shard_reader_read(loader->reader, index, loader->staging));
+    TRY(tensor_source_read(loader->source, index, loader->staging));
     return backend->ops->upload(backend, destination, loader->staging, bytes);
 }
 
@@ -148,7 +154,7 @@ static status_t load_floats(loader_t *loader, const char *name, float **data) {
     TRY(reserve_staging(loader, float_bytes + bytes));
     float *widened = loader->staging;
     uint16_t *stored = (uint16_t *)(void *)((char *)loader->staging + float_bytes);
-    TRY(shard_reader_read(loader->reader, index, stored));
+    TRY(tensor_source_read(loader->source, index, stored));
     for (size_t i = 0; i < bytes / sizeof *stored; i++)
         widened[i] = bf16_to_float(stored[i]);
     backend_t *backend = loader->weights->backend;
@@ -194,7 +200,7 @@ static status_t load_qsa(loader_t *loader, qsa_weights_t *weights) {
 
 static status_t load_experts(loader_t *loader, expert_weights_t *experts) {
     void *data;
-    if (shard_reader_info(loader->reader)->options.expert_format == EXPERTS_F16) {
+    if (tensor_source_info(loader->source)->options.expert_format == EXPERTS_F16) {
         TRY(load_tensor(loader, "moe/gate_up", &data));
         experts->gate_up_f16 = data;
         TRY(load_tensor(loader, "moe/down", &data));
@@ -250,7 +256,7 @@ static status_t load_ple(loader_t *loader, int64_t ple_index, ple_weights_t *wei
     weights->first_row = model->local.tp_rank * weights->table.rows;
     size_t index;
     TRY(find(loader, "table_scale", &index));
-    TRY(shard_reader_read(loader->reader, index, &weights->table_scale));
+    TRY(tensor_source_read(loader->source, index, &weights->table_scale));
     TRY(load_stack(loader, kv_proj, &weights->kv_proj));
     TRY(load_floats(loader, "norm_key", &weights->norm_key));
     TRY(load_floats(loader, "norm_query", &weights->norm_query));
@@ -285,8 +291,8 @@ static status_t load_ends(loader_t *loader) {
 }
 
 /* The struct with its arrays, all matrices still empty. */
-static status_t create_empty(const shard_reader_t *reader, backend_t *backend, size_t n_tensors, weights_t **weights) {
-    const shard_info_t *info = shard_reader_info(reader);
+static status_t create_empty(const tensor_source_t *source, backend_t *backend, size_t n_tensors, weights_t **weights) {
+    const shard_info_t *info = tensor_source_info(source);
     void *memory;
     status_t status;
     TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(weights_t), &memory));
@@ -310,11 +316,11 @@ failed:
     return status;
 }
 
-status_t weights_load(shard_reader_t *reader, backend_t *backend, weights_t **weights) {
-    loader_t loader = {.reader = reader};
-    loader.tensors = shard_reader_tensors(reader, &loader.n_tensors);
+status_t weights_load(tensor_source_t *source, backend_t *backend, weights_t **weights) {
+    loader_t loader = {.source = source};
+    loader.tensors = tensor_source_tensors(source, &loader.n_tensors);
     weights_t *created = NULL;
-    status_t status = create_empty(reader, backend, loader.n_tensors, &created);
+    status_t status = create_empty(source, backend, loader.n_tensors, &created);
     TRY_GOTO(comm_agree(backend->comm, status), failed);
     loader.weights = created;
     TRY_GOTO(comm_agree(backend->comm, load_ends(&loader)), failed);

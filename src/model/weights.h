@@ -8,7 +8,7 @@
 #include "checkpoint/config.h"
 #include "checkpoint/ngram.h"
 #include "model/shape.h"
-#include "shard/reader.h"
+#include "model/tensor_source.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -79,12 +79,16 @@ typedef struct weights {
     size_t n_allocations;
 } weights_t;
 
-/* Adds what weights_load will allocate to `needed`. */
-status_t weights_count(const shard_reader_t *reader, size_t needed[MEMORY_N_LABELS]);
+/* Memory that weights_load takes for one tensor, and for what. */
+status_t weights_tensor_bytes(const schema_tensor_t *tensor, memory_label_t *label, size_t *bytes);
 
-/* Reads the rank's shard. Collective: the ranks agree after each layer, so that one rank's fault ends all of them soon.
- * STATUS_INPUT where a digest is wrong. The caller ends it with weights_destroy. */
-status_t weights_load(shard_reader_t *reader, backend_t *backend, weights_t **weights);
+/* Adds what weights_load will allocate for a rank's tensors to `needed`. */
+status_t weights_count(const model_config_t *config, const schema_tensor_t *tensors, size_t n_tensors,
+                       size_t needed[MEMORY_N_LABELS]);
+
+/* Reads or makes the rank's tensors. Collective: the ranks agree after each layer, so that one rank's fault ends all of
+ * them soon. STATUS_INPUT where a digest is wrong. The caller ends it with weights_destroy. */
+status_t weights_load(tensor_source_t *source, backend_t *backend, weights_t **weights);
 void weights_destroy(weights_t *weights); /* NULL is allowed */
 
 #ifdef __cplusplus

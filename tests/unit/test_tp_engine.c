@@ -47,7 +47,7 @@ static void check_all_true(bool value, const char *text, int line) {
     } while (0)
 
 static engine_args_t engine_args(void) {
-    return (engine_args_t){.model_directory = directory, .comm = comm, .backend = backend, .max_context = 64};
+    return (engine_args_t){.model = directory, .comm = comm, .backend = backend, .max_context = 64};
 }
 
 static engine_t *create(const engine_args_t *args) {
@@ -139,7 +139,7 @@ static void test_bad_settings(void **state) {
     args.prefill_chunk = -1;
     assert_fails(engine_create(&args, &engine), STATUS_USAGE);
     args = engine_args();
-    args.model_directory = "/nonexistent";
+    args.model = "/nonexistent";
     assert_fails(engine_create(&args, &engine), STATUS_INPUT);
     assert_null(engine);
 

@@ -182,7 +182,7 @@ static void test_case(void **state) {
     static const int64_t chunks[] = {0, 5};
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
         engine_t *engine;
-        const engine_args_t args = {.model_directory = directory,
+        const engine_args_t args = {.model = directory,
                                     .comm = comm,
                                     .backend = backend,
                                     .max_context = (int64_t)(golden.n_prompt + golden.n_greedy),
