@@ -1,7 +1,7 @@
 """The quality gate of galvani-nano: what the oracle answers, greedily, to a fixed list of prompts.
 
 The oracle is transformers in FP32 on a CPU, with the values that the checkpoint stores and the reference indexer. An
-entry has the keys of a request of `galvani run --requests`, the token ids of prompt and answer (its end token included),
+entry has the keys of a request of `galvani run --requests`, the token ids of prompt and answer (end token included),
 the hash of the answer, and the least gap between the two largest logits.
 """
 
