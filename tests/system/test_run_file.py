@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import h5py
 import numpy as np
 import pytest
 
-from conftest import command, environment, galvani
+from conftest import ROOT, command, environment, galvani
 
 GROUPS = [
     "gr", "gdn_core", "qsa", "projections", "router", "experts", "shared_expert",
@@ -238,6 +239,17 @@ def test_report(run_path):
         row = re.search(rf"^{name} +(.*)$", done.stdout, re.M)[1].split()
         assert np.allclose([float(word) for word in row[:4]], parts[name], atol=6e-4), name
         assert abs(float(row[4]) - parts[name].mean()) < 6e-4
+
+
+def test_example_script_prints_the_same_table(run_path):
+    """scripts/decomposition_table.py reads with h5py alone."""
+    script = ROOT / "scripts" / "decomposition_table.py"
+    done = subprocess.run([sys.executable, script, run_path], capture_output=True, text=True, check=True)
+    report = galvani(0, "trace", "report", run_path).stdout
+    for name in GROUPS:
+        rows = [re.search(rf"^{name} +(.*)$", text, re.M)[1].split() for text in (done.stdout, report)]
+        ours, theirs = (np.array([float(word) for word in row[:5]]) for row in rows)
+        assert np.allclose(ours, theirs, atol=1.1e-3), name
 
 
 def test_diff(golden_shards, run_path, tmp_path):
