@@ -1,8 +1,8 @@
 #ifndef GALVANI_KERNELS_COMMON_ACTIVATION_H
 #define GALVANI_KERNELS_COMMON_ACTIVATION_H
 
-/* Elementwise functions of the CPU reference, FP32, within 3 units in the last place; a result below the smallest normal
- * number may be zero. NaN gives NaN. */
+/* Elementwise functions of the CPU reference, FP32, within 3 units in the last place; a result below the smallest
+ * normal number may be zero. NaN gives NaN. */
 
 #include <stdint.h>
 

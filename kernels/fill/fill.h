@@ -5,6 +5,7 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "device/queue.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -45,6 +46,7 @@ typedef struct fill_args {
 
 /* STATUS_USAGE for another type. */
 status_t fill_cpu(const fill_args_t *args);
+status_t launch_fill(const fill_args_t *args, const device_queue_t *queue);
 
 #ifdef __cplusplus
 }

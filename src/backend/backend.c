@@ -1,9 +1,17 @@
 #include "backend/backend.h"
 
 #include "backend/backend_cpu.h"
+#ifdef GALVANI_CUDA
+#include "backend/backend_cuda.h"
+#endif
 
 status_t backend_create(backend_kind_t kind, comm_t *comm, backend_t **backend) {
+#ifdef GALVANI_CUDA
+    if (kind == BACKEND_CUDA || (kind == BACKEND_AUTO && backend_cuda_available()))
+        return backend_cuda_create(comm, backend);
+#else
     if (kind == BACKEND_CUDA)
         return status_fail(STATUS_DEVICE, "this galvani was built without CUDA; use --backend cpu, or build with nvcc");
+#endif
     return backend_cpu_create(comm, backend);
 }

@@ -1,0 +1,19 @@
+#include "device/device.cuh"
+#include "embed/embed.h"
+
+/* One block a token. Reads one row of the table, writes it hc_count times. Any size. */
+static __global__ void embed_f16_kernel(embed_args_t args) {
+    int64_t token = blockIdx.x, hidden_size = args.embed.columns;
+    const __half *row = (const __half *)args.embed.data + args.tokens[token] * hidden_size;
+    float *h = args.h + token * args.hc_count * hidden_size;
+    for (int64_t i = threadIdx.x; i < hidden_size; i += blockDim.x) {
+        float value = __half2float(row[i]);
+        for (int64_t stream = 0; stream < args.hc_count; stream++)
+            h[stream * hidden_size + i] = value;
+    }
+}
+
+status_t launch_embed(const embed_args_t *args, const device_queue_t *queue) {
+    embed_f16_kernel<<<(unsigned int)args->n_tokens, 256, 0, queue->stream>>>(*args);
+    return queue_check_launch("embed");
+}

@@ -1,0 +1,180 @@
+#include "gr/gr.h"
+#include "linear/gemv.cuh"
+#include "linear/linear.h"
+
+namespace {
+
+enum { NORM_THREADS = 256, UP_THREADS = 128, UP_LANES = 8 };
+
+/* Grid: (tokens, streams), one block a row of hidden_size. z = n(h, hc_norm), FP16. Moves 4 + 2 bytes a value; any
+ * size. */
+__global__ void __launch_bounds__(NORM_THREADS) gr_norm_f32_kernel(gr_mix_args_t args, __half *z) {
+    __shared__ float scratch[WARP];
+    int64_t row = (int64_t)blockIdx.x * args.hc_count + blockIdx.y;
+    const float *h = args.h + row * args.hidden_size, *norm = args.hc_norm + blockIdx.y * args.hidden_size;
+    z += row * args.hidden_size;
+    float sum = 0.0f;
+    for (int64_t i = threadIdx.x; i < args.hidden_size; i += NORM_THREADS)
+        sum = fmaf(h[i], h[i], sum);
+    sum = block_sum(sum, scratch);
+    float scale = rsqrtf(sum / (float)args.hidden_size + args.rms_norm_eps);
+    for (int64_t i = threadIdx.x; i < args.hidden_size; i += NORM_THREADS)
+        z[i] = __float2half_rn(h[i] * scale * (1.0f + norm[i]));
+}
+
+/* Rows of down give a = silu(sum / S), the rows of block_inject that may follow them inject = 2 sigmoid(sum / S). */
+struct down_epilogue {
+    __half *a;
+    float *inject;
+    int64_t lowrank, hc_count, first_row;
+    __device__ void operator()(int64_t token, int64_t row, const float *sum) const {
+        float value = sum[0] / (float)hc_count;
+        row += first_row;
+        if (row < lowrank)
+            a[token * lowrank + row] = __float2half_rn(siluf(value));
+        else
+            inject[token * hc_count + row - lowrank] = 2.0f * sigmoidf(value);
+    }
+};
+
+/* Grid: (hidden_size / 16, tokens). Eight lanes an output: the dot products of its hc_count rows of up with a, their
+ * sigmoids, the mean of gate * z. Reads up once; 16 bytes a lane with VECTOR (hc_lowrank a multiple of 8). */
+template <bool VECTOR>
+__global__ void __launch_bounds__(UP_THREADS) gr_up_f16_kernel(gr_mix_args_t args, const __half *z, const __half *a) {
+    int64_t i = (int64_t)blockIdx.x * (UP_THREADS / UP_LANES) + threadIdx.x / UP_LANES;
+    int64_t token = blockIdx.y, lowrank = args.up.columns, hidden_size = args.hidden_size;
+    bool inside = i < hidden_size; /* all lanes take part in the shuffles */
+    int lane = threadIdx.x % UP_LANES;
+    const __half *up = (const __half *)args.up.data + (inside ? i : 0) * lowrank;
+    a += token * lowrank;
+    z += token * args.hc_count * hidden_size;
+    float u = 0.0f;
+#pragma unroll 4
+    for (int64_t stream = 0; stream < args.hc_count; stream++) {
+        const __half *row = up + stream * hidden_size * lowrank;
+        float sum = 0.0f;
+        if (VECTOR) {
+#pragma unroll 5
+            for (int64_t j = lane * 8; j < lowrank; j += UP_LANES * 8) {
+                float weight[8], value[8];
+                unpack8(__ldg((const uint4 *)(row + j)), weight);
+                unpack8(__ldg((const uint4 *)(a + j)), value);
+#pragma unroll
+                for (int k = 0; k < 8; k++)
+                    sum = fmaf(weight[k], value[k], sum);
+            }
+        } else {
+            for (int64_t j = lane; j < lowrank; j += UP_LANES)
+                sum = fmaf(__half2float(row[j]), __half2float(a[j]), sum);
+        }
+        sum = lanes_sum<UP_LANES>(sum);
+        if (inside) u = fmaf(sigmoidf(sum), __half2float(z[stream * hidden_size + i]), u);
+    }
+    if (inside && lane == 0) args.u[token * hidden_size + i] = __float2half_rn(u / (float)args.hc_count);
+}
+
+/* Behind the GEMM of down and of block_inject, one thread a value. */
+__global__ void gr_down_epilogue_kernel(int64_t n_tokens, const __half *down, down_epilogue epilogue) {
+    int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int64_t width = epilogue.lowrank + (epilogue.inject ? epilogue.hc_count : 0);
+    if (index >= n_tokens * width) return;
+    int64_t token = index / width, row = index % width;
+    float sum = row < epilogue.lowrank ? __half2float(down[token * epilogue.lowrank + row])
+                                       : epilogue.inject[token * epilogue.hc_count + row - epilogue.lowrank];
+    epilogue(token, row, &sum);
+}
+
+/* Behind the GEMM of up, one thread an output. */
+__global__ void gr_mean_f16_kernel(gr_mix_args_t args, const __half *z, const __half *gate) {
+    int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= args.n_tokens * args.hidden_size) return;
+    int64_t token = index / args.hidden_size, i = index % args.hidden_size;
+    float u = 0.0f;
+    for (int64_t stream = 0; stream < args.hc_count; stream++) {
+        int64_t at = (token * args.hc_count + stream) * args.hidden_size + i;
+        u = fmaf(sigmoidf(__half2float(gate[at])), __half2float(z[at]), u);
+    }
+    args.u[index] = __float2half_rn(u / (float)args.hc_count);
+}
+
+/* One thread an o; h is read and written once for each stream. Any size. */
+__global__ void gr_inject_f32_kernel(gr_inject_args_t args) {
+    int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= args.n_tokens * args.hidden_size) return;
+    int64_t token = index / args.hidden_size, i = index % args.hidden_size;
+    float o = __half2float(args.o[index]);
+    float *h = args.h + token * args.hc_count * args.hidden_size + i;
+    for (int64_t stream = 0; stream < args.hc_count; stream++)
+        h[stream * args.hidden_size] =
+            fmaf(args.inject[token * args.hc_count + stream], o, h[stream * args.hidden_size]);
+}
+
+status_t mix_many(const gr_mix_args_t *args, const device_queue_t *queue, __half *z, __half *a,
+                  down_epilogue epilogue) {
+    int64_t n_tokens = args->n_tokens;
+    __half *down = a + n_tokens * args->down.rows, *gate = down + n_tokens * args->down.rows;
+    gemm_args_t gemm = {};
+    gemm.n_tokens = n_tokens;
+    gemm.weight = args->down;
+    gemm.x = z;
+    gemm.y = down;
+    TRY(queue->gemm(queue, &gemm));
+    if (args->inject) {
+        gemm.weight = args->block_inject;
+        gemm.y = args->inject;
+        gemm.y_is_f32 = true;
+        TRY(queue->gemm(queue, &gemm));
+    }
+    int64_t width = args->down.rows + args->hc_count;
+    gr_down_epilogue_kernel<<<blocks_for(n_tokens * width, 256), 256, 0, queue->stream>>>(n_tokens, down, epilogue);
+    TRY(queue_check_launch("gr_mix"));
+    gemm = {};
+    gemm.n_tokens = n_tokens;
+    gemm.weight = args->up;
+    gemm.x = a;
+    gemm.y = gate;
+    TRY(queue->gemm(queue, &gemm));
+    gr_mean_f16_kernel<<<blocks_for(n_tokens * args->hidden_size, 256), 256, 0, queue->stream>>>(*args, z, gate);
+    return queue_check_launch("gr_mix");
+}
+
+} // namespace
+
+size_t gr_mix_cuda_workspace_bytes(const gr_mix_args_t *args) {
+    int64_t width = args->up.rows, lowrank = args->down.rows; /* z and a; behind a GEMM down and gate as well */
+    int64_t n_values = args->n_tokens > LINEAR_MAX_GEMV_TOKENS ? 2 * (width + lowrank) : width + lowrank;
+    return (size_t)(args->n_tokens * n_values) * sizeof(__half);
+}
+
+status_t launch_gr_mix(const gr_mix_args_t *args, const device_queue_t *queue) {
+    int64_t n_tokens = args->n_tokens, width = args->up.rows, lowrank = args->down.rows;
+    __half *z = (__half *)args->workspace, *a = z + n_tokens * width;
+    down_epilogue epilogue = {a, args->inject, lowrank, args->hc_count, 0};
+    gr_norm_f32_kernel<<<dim3((unsigned int)n_tokens, (unsigned int)args->hc_count), NORM_THREADS, 0, queue->stream>>>(
+        *args, z);
+    TRY(queue_check_launch("gr_mix"));
+    if (n_tokens > LINEAR_MAX_GEMV_TOKENS) return mix_many(args, queue, z, a, epilogue);
+
+    /* block_inject lies directly behind down where the loader put it there: one launch then takes both */
+    const __half *down = (const __half *)args->down.data;
+    bool joined = args->inject && args->block_inject.data == down + lowrank * width;
+    gemv_t gemv = {n_tokens, lowrank + (joined ? args->hc_count : 0), width, 0, down, z};
+    launch_gemv<1>(gemv, epilogue, queue->stream);
+    if (args->inject && !joined) {
+        gemv.rows = args->hc_count;
+        gemv.w = (const __half *)args->block_inject.data;
+        epilogue.first_row = lowrank;
+        launch_gemv<1>(gemv, epilogue, queue->stream);
+    }
+    dim3 grid(blocks_for(args->hidden_size, UP_THREADS / UP_LANES), (unsigned int)n_tokens);
+    if (lowrank % 8 == 0 && (uintptr_t)args->up.data % 16 == 0 && (uintptr_t)a % 16 == 0)
+        gr_up_f16_kernel<true><<<grid, UP_THREADS, 0, queue->stream>>>(*args, z, a);
+    else
+        gr_up_f16_kernel<false><<<grid, UP_THREADS, 0, queue->stream>>>(*args, z, a);
+    return queue_check_launch("gr_mix");
+}
+
+status_t launch_gr_inject(const gr_inject_args_t *args, const device_queue_t *queue) {
+    gr_inject_f32_kernel<<<blocks_for(args->n_tokens * args->hidden_size, 256), 256, 0, queue->stream>>>(*args);
+    return queue_check_launch("gr_inject");
+}

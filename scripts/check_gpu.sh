@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# The tests that need a GPU: check_gpu.sh RANKS DIRECTORY, as `make check-gpu` calls it. Ops on one rank, whole models on RANKS.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/mpi.sh
+
+ranks=$1 tests=$2
+"$tests/test_ops"
+mpi "$ranks" "$tests/test_golden"

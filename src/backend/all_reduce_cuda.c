@@ -1,0 +1,103 @@
+#include "backend/all_reduce_cuda.h"
+
+#include "backend/check_cuda.h"
+#include "backend/nccl_cuda.h"
+#include "base/dtype.h"
+#include "base/memory.h"
+
+/* Values that pass through the host at once. */
+enum { HOST_CHUNK = 1 << 18 };
+
+struct all_reduce {
+    comm_t *comm;
+    const device_queue_t *queue;
+    all_reduce_route_t route;
+    nccl_t *nccl;
+    uint16_t *halves; /* [HOST_CHUNK], pinned */
+    float *floats;    /* [HOST_CHUNK] */
+};
+
+const char *all_reduce_route_name(all_reduce_route_t route) {
+    static const char *const names[] = {
+        [ALL_REDUCE_AUTO] = "auto", [ALL_REDUCE_PUSH] = "push", [ALL_REDUCE_NCCL] = "nccl", [ALL_REDUCE_MPI] = "mpi"};
+    return names[route];
+}
+
+all_reduce_route_t all_reduce_get_route(const all_reduce_t *all_reduce) { return all_reduce->route; }
+
+static status_t create_host_buffers(all_reduce_t *all_reduce) {
+    void *memory;
+    TRY(memory_alloc(MEMORY_COMM, HOST_CHUNK, sizeof(float), &memory));
+    all_reduce->floats = memory;
+    TRY(check_cuda(cudaHostAlloc(&memory, HOST_CHUNK * sizeof(uint16_t), cudaHostAllocDefault), "pinning host memory"));
+    all_reduce->halves = memory;
+    return STATUS_OK;
+}
+
+/* Collective: what one rank cannot have, none uses. */
+static status_t create_route(all_reduce_t *all_reduce, all_reduce_route_t wanted) {
+    comm_t *comm = all_reduce->comm;
+    if (wanted == ALL_REDUCE_AUTO || wanted == ALL_REDUCE_NCCL) {
+        status_t status = comm_agree(comm, nccl_create(comm, all_reduce->queue->stream, &all_reduce->nccl));
+        if (status == STATUS_OK) {
+            all_reduce->route = ALL_REDUCE_NCCL;
+            return STATUS_OK;
+        }
+        nccl_destroy(all_reduce->nccl);
+        all_reduce->nccl = NULL;
+        if (wanted == ALL_REDUCE_NCCL) return status;
+        status_clear();
+    }
+    all_reduce->route = ALL_REDUCE_MPI;
+    return comm_agree(comm, create_host_buffers(all_reduce));
+}
+
+status_t all_reduce_create(const all_reduce_args_t *args, all_reduce_t **all_reduce) {
+    void *memory;
+    TRY(comm_agree(args->comm, memory_alloc(MEMORY_OTHER, 1, sizeof(all_reduce_t), &memory)));
+    all_reduce_t *created = memory;
+    created->comm = args->comm;
+    created->queue = args->queue;
+    status_t status = create_route(created, args->route);
+    if (status != STATUS_OK) {
+        all_reduce_destroy(created);
+        return status;
+    }
+    *all_reduce = created;
+    return STATUS_OK;
+}
+
+void all_reduce_destroy(all_reduce_t *all_reduce) {
+    if (!all_reduce) return;
+    nccl_destroy(all_reduce->nccl);
+    if (all_reduce->halves) cudaFreeHost(all_reduce->halves);
+    memory_free(all_reduce->floats);
+    memory_free(all_reduce);
+}
+
+/* Sums in rank order in FP32 on the host, one rounding. */
+static status_t run_mpi(all_reduce_t *all_reduce, activation_t *data, size_t n) {
+    cudaStream_t stream = all_reduce->queue->stream;
+    unsigned char *device = (unsigned char *)data;
+    for (size_t start = 0; start < n; start += HOST_CHUNK) {
+        size_t count = n - start < HOST_CHUNK ? n - start : HOST_CHUNK, bytes = count * sizeof(uint16_t);
+        void *at = device + start * sizeof(uint16_t);
+        TRY(check_cuda(cudaMemcpyAsync(all_reduce->halves, at, bytes, cudaMemcpyDeviceToHost, stream),
+                       "a copy from the device"));
+        TRY(check_cuda(cudaStreamSynchronize(stream), "the work on the device"));
+        for (size_t i = 0; i < count; i++)
+            all_reduce->floats[i] = f16_to_float(all_reduce->halves[i]);
+        TRY(comm_all_reduce_sum(all_reduce->comm, all_reduce->floats, count));
+        for (size_t i = 0; i < count; i++)
+            all_reduce->halves[i] = f16_from_float(all_reduce->floats[i]);
+        TRY(check_cuda(cudaMemcpyAsync(at, all_reduce->halves, bytes, cudaMemcpyHostToDevice, stream),
+                       "a copy to the device"));
+        TRY(check_cuda(cudaStreamSynchronize(stream), "the work on the device"));
+    }
+    return STATUS_OK;
+}
+
+status_t all_reduce_run(all_reduce_t *all_reduce, activation_t *data, size_t n) {
+    if (all_reduce->route == ALL_REDUCE_NCCL) return nccl_all_reduce(all_reduce->nccl, data, n);
+    return run_mpi(all_reduce, data, n);
+}

@@ -1,0 +1,43 @@
+#ifndef GALVANI_BACKEND_ALL_REDUCE_CUDA_H
+#define GALVANI_BACKEND_ALL_REDUCE_CUDA_H
+
+/* Sums of FP16 partial results over the ranks, in device memory, stream-ordered. Collective throughout. */
+
+#include "comm/comm.h"
+#include "device/queue.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum all_reduce_route {
+    ALL_REDUCE_AUTO,
+    ALL_REDUCE_PUSH, /* one host: each rank writes into its peers' buffers (kernels/push) */
+    ALL_REDUCE_NCCL,
+    ALL_REDUCE_MPI, /* through pinned host memory: works everywhere, cannot be recorded */
+} all_reduce_route_t;
+
+typedef struct all_reduce all_reduce_t;
+
+typedef struct all_reduce_args {
+    comm_t *comm; /* borrowed, as is the queue */
+    const device_queue_t *queue;
+    all_reduce_route_t route;
+} all_reduce_args_t;
+
+/* STATUS_USAGE where the route asked for cannot be had; ALL_REDUCE_AUTO takes the first of push, nccl and mpi that can.
+ */
+status_t all_reduce_create(const all_reduce_args_t *args, all_reduce_t **all_reduce);
+void all_reduce_destroy(all_reduce_t *all_reduce); /* NULL is allowed */
+
+/* data[i] = sum over ranks of data[i], the same bits on every rank. */
+status_t all_reduce_run(all_reduce_t *all_reduce, activation_t *data, size_t n);
+
+/* What was chosen, and why. */
+all_reduce_route_t all_reduce_get_route(const all_reduce_t *all_reduce);
+const char *all_reduce_route_name(all_reduce_route_t route);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

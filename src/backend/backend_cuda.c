@@ -1,0 +1,347 @@
+#include "backend/backend_cuda.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/all_reduce_cuda.h"
+#include "backend/check_cuda.h"
+#include "backend/gemm_cuda.h"
+#include "base/log.h"
+#include "device/convert.h"
+
+enum {
+    /* Small uploads are copied into a pinned slot and go on by themselves. */
+    N_SLOTS = 64,
+    SLOT_BYTES = 16384
+};
+
+/* One allocation; the list is walked only when freeing, which is rare. */
+typedef struct block {
+    struct block *next;
+    void *pointer;
+    size_t bytes;
+    memory_label_t label;
+} block_t;
+
+typedef struct cuda_state {
+    device_queue_t queue;
+    int device;
+    char device_name[256];
+    block_t *blocks;
+    unsigned char *slots; /* [N_SLOTS, SLOT_BYTES], pinned */
+    int next_slot;
+    f16_losses_t *losses;     /* of the matrices so far, on the device */
+    all_reduce_t *all_reduce; /* NULL with one rank */
+} cuda_state_t;
+
+static cuda_state_t *state_of(const backend_t *backend) { return backend->state; }
+
+static bool is_pinned(memory_label_t label) { return label == MEMORY_PLE_TABLE; }
+
+static double gib(size_t bytes) { return (double)bytes / (1024.0 * 1024.0 * 1024.0); }
+
+/* Ranks of this host that share this rank's device. */
+static size_t n_sharing(const backend_t *backend) {
+    int n_devices = 1, n_local = comm_local_size(backend->comm);
+    cudaGetDeviceCount(&n_devices);
+    size_t n = 0;
+    for (int rank = 0; rank < n_local; rank++) {
+        if (rank % n_devices == comm_local_rank(backend->comm) % n_devices) n++;
+    }
+    return n;
+}
+
+static status_t cuda_check_memory(backend_t *backend, const size_t needed[MEMORY_N_LABELS]) {
+    size_t device_bytes = 0, pinned_bytes = 0, device_free, device_total, sharing = n_sharing(backend);
+    for (int label = 0; label < MEMORY_N_LABELS; label++) {
+        size_t *sum = is_pinned((memory_label_t)label) ? &pinned_bytes : &device_bytes;
+        if (__builtin_add_overflow(*sum, needed[label], sum))
+            return status_fail(STATUS_MEMORY, "the memory needed does not fit in 64 bits");
+    }
+    TRY(check_cuda(cudaMemGetInfo(&device_free, &device_total), "asking for the free memory"));
+    if (device_bytes > device_free / sharing)
+        return status_fail(STATUS_MEMORY,
+                           "not enough device memory: a rank needs %.2f GiB (weights %.2f, KV cache %.2f, states %.2f, "
+                           "workspace %.2f); %s has %.2f GiB free of %.2f, for %zu rank(s)",
+                           gib(device_bytes), gib(needed[MEMORY_WEIGHTS]), gib(needed[MEMORY_KV_CACHE]),
+                           gib(needed[MEMORY_STATE]), gib(needed[MEMORY_WORKSPACE]), state_of(backend)->device_name,
+                           gib(device_free), gib(device_total), sharing);
+    size_t host_bytes, host_free = memory_available_bytes();
+    TRY(memory_product(pinned_bytes, (size_t)comm_local_size(backend->comm), &host_bytes));
+    if (host_bytes > host_free)
+        return status_fail(STATUS_MEMORY,
+                           "not enough host memory: %d rank(s) need %.2f GiB each for the PLE table, in pinned memory; "
+                           "%.2f GiB are available",
+                           comm_local_size(backend->comm), gib(pinned_bytes), gib(host_free));
+    return STATUS_OK;
+}
+
+static status_t cuda_alloc(backend_t *backend, memory_label_t label, size_t bytes, void **pointer) {
+    cuda_state_t *state = state_of(backend);
+    void *memory, *record;
+    TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(block_t), &record));
+    size_t asked = bytes ? bytes : 1;
+    cudaError_t error = is_pinned(label) ? cudaHostAlloc(&memory, asked, cudaHostAllocMapped | cudaHostAllocPortable)
+                                         : cudaMalloc(&memory, asked);
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError();
+        memory_free(record);
+        return status_fail(STATUS_MEMORY, "no %s for %s: %.1f MiB needed: %s%s",
+                           is_pinned(label) ? "pinned host memory" : "device memory", memory_label_name(label),
+                           (double)bytes / 1048576.0, cudaGetErrorString(error),
+                           is_pinned(label) ? " (see ulimit -l, and the memory limit of the job)" : "");
+    }
+    if (is_pinned(label))
+        memset(memory, 0, asked);
+    else
+        error = cudaMemsetAsync(memory, 0, asked, state->queue.stream);
+    block_t *block = record;
+    *block = (block_t){.next = state->blocks, .pointer = memory, .bytes = bytes, .label = label};
+    state->blocks = block;
+    memory_account(label, bytes);
+    *pointer = memory;
+    return check_cuda(error, "clearing memory");
+}
+
+static void cuda_free(backend_t *backend, void *pointer) {
+    if (!pointer) return;
+    for (block_t **link = &state_of(backend)->blocks; *link; link = &(*link)->next) {
+        block_t *block = *link;
+        if (block->pointer != pointer) continue;
+        *link = block->next;
+        if (is_pinned(block->label))
+            cudaFreeHost(pointer);
+        else
+            cudaFree(pointer);
+        memory_unaccount(block->label, block->bytes);
+        memory_free(block);
+        return;
+    }
+}
+
+static status_t cuda_zero(backend_t *backend, void *pointer, size_t bytes) {
+    return check_cuda(cudaMemsetAsync(pointer, 0, bytes, state_of(backend)->queue.stream), "clearing memory");
+}
+
+static void *cuda_host_address(backend_t *backend, void *pointer) {
+    for (const block_t *block = state_of(backend)->blocks; block; block = block->next) {
+        if (block->pointer == pointer) return is_pinned(block->label) ? pointer : NULL;
+    }
+    return NULL;
+}
+
+static status_t cuda_synchronize(backend_t *backend) {
+    return check_cuda(cudaStreamSynchronize(state_of(backend)->queue.stream), "the work on the device");
+}
+
+static status_t cuda_upload(backend_t *backend, void *destination, const void *host, size_t bytes) {
+    cuda_state_t *state = state_of(backend);
+    if (bytes <= SLOT_BYTES) {
+        if (state->next_slot == N_SLOTS) { /* every slot may still be read */
+            TRY(cuda_synchronize(backend));
+            state->next_slot = 0;
+        }
+        void *slot = state->slots + (size_t)state->next_slot++ * SLOT_BYTES;
+        memcpy(slot, host, bytes);
+        return check_cuda(cudaMemcpyAsync(destination, slot, bytes, cudaMemcpyHostToDevice, state->queue.stream),
+                          "a copy to the device");
+    }
+    TRY(check_cuda(cudaMemcpyAsync(destination, host, bytes, cudaMemcpyHostToDevice, state->queue.stream),
+                   "a copy to the device"));
+    return cuda_synchronize(backend);
+}
+
+static status_t cuda_download(backend_t *backend, void *host, const void *source, size_t bytes) {
+    cudaStream_t stream = state_of(backend)->queue.stream;
+    TRY(check_cuda(cudaMemcpyAsync(host, source, bytes, cudaMemcpyDeviceToHost, stream), "a copy from the device"));
+    return cuda_synchronize(backend);
+}
+
+static status_t cuda_adopt_matrix(backend_t *backend, matrix_t *matrix) {
+    cuda_state_t *state = state_of(backend);
+    if (matrix->dtype == DTYPE_F16) return STATUS_OK;
+    if (matrix->dtype != DTYPE_BF16)
+        return status_fail(STATUS_INPUT, "a matrix of %s: the CUDA backend takes BF16 and F16",
+                           dtype_name(matrix->dtype));
+    TRY(launch_bf16_to_f16((void *)(uintptr_t)matrix->data, matrix->rows * matrix->columns, state->losses,
+                           &state->queue));
+    matrix->dtype = DTYPE_F16;
+    return STATUS_OK;
+}
+
+static status_t cuda_loaded(backend_t *backend) {
+    f16_losses_t losses;
+    TRY(cuda_download(backend, &losses, state_of(backend)->losses, sizeof losses));
+    if (losses.n_saturated)
+        log_warning(
+            "%llu weights are too large for FP16 and were set to +-65504; the CPU backend keeps them as they are",
+            losses.n_saturated);
+    log_info("weights  %llu of this rank's BF16 weights are below FP16's full precision and were rounded",
+             losses.n_rounded);
+    return STATUS_OK;
+}
+
+static status_t cuda_record_begin(backend_t *backend) {
+    return check_cuda(cudaStreamBeginCapture(state_of(backend)->queue.stream, cudaStreamCaptureModeThreadLocal),
+                      "recording a step");
+}
+
+static status_t cuda_record_end(backend_t *backend, void **recording) {
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t executable;
+    TRY(check_cuda(cudaStreamEndCapture(state_of(backend)->queue.stream, &graph), "recording a step"));
+    cudaError_t error = cudaGraphInstantiateWithFlags(&executable, graph, 0);
+    cudaGraphDestroy(graph);
+    TRY(check_cuda(error, "making a recorded step executable"));
+    *recording = executable;
+    return STATUS_OK;
+}
+
+static status_t cuda_replay(backend_t *backend, void *recording) {
+    return check_cuda(cudaGraphLaunch(recording, state_of(backend)->queue.stream), "replaying a step");
+}
+
+static void cuda_record_free(backend_t *backend, void *recording) {
+    (void)backend;
+    if (recording) cudaGraphExecDestroy(recording);
+}
+
+static status_t cuda_all_reduce(backend_t *backend, activation_t *data, size_t n) {
+    cuda_state_t *state = state_of(backend);
+    if (comm_tp_size(backend->comm) == 1) return STATUS_OK;
+    return all_reduce_run(state->all_reduce, data, n);
+}
+
+#define OP(name)                                                                                                       \
+    static status_t cuda_##name(backend_t *backend, const name##_args_t *args) {                                       \
+        return launch_##name(args, &state_of(backend)->queue);                                                         \
+    }
+OP(fill)
+OP(embed)
+OP(ngram_rows)
+OP(linear)
+OP(gr_mix)
+OP(gr_inject)
+OP(gdn_core)
+OP(qsa_prepare)
+OP(qsa_select)
+OP(qsa_attend)
+OP(router)
+OP(experts)
+OP(shared_expert)
+OP(ple_gather)
+OP(ple_mix)
+OP(argmax)
+#undef OP
+
+static void cuda_destroy(backend_t *backend) {
+    cuda_state_t *state = state_of(backend);
+    if (state) {
+        all_reduce_destroy(state->all_reduce);
+        gemm_destroy(&state->queue);
+        while (state->blocks)
+            cuda_free(backend, state->blocks->pointer);
+        if (state->slots) cudaFreeHost(state->slots);
+        if (state->queue.stream) cudaStreamDestroy(state->queue.stream);
+        memory_free(state);
+    }
+    memory_free(backend);
+}
+
+static const backend_ops_t cuda_ops = {
+    .name = "cuda",
+    .activation_bytes = sizeof(uint16_t),
+    .prefill_chunk = 2048,
+    .check_memory = cuda_check_memory,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .zero = cuda_zero,
+    .host_address = cuda_host_address,
+    .upload = cuda_upload,
+    .download = cuda_download,
+    .synchronize = cuda_synchronize,
+    .adopt_matrix = cuda_adopt_matrix,
+    .loaded = cuda_loaded,
+    .record_begin = cuda_record_begin,
+    .record_end = cuda_record_end,
+    .replay = cuda_replay,
+    .record_free = cuda_record_free,
+    .all_reduce = cuda_all_reduce,
+    .gr_mix_workspace_bytes = gr_mix_cuda_workspace_bytes,
+    .gdn_core_workspace_bytes = gdn_core_cuda_workspace_bytes,
+    .qsa_select_workspace_bytes = qsa_select_cuda_workspace_bytes,
+    .qsa_attend_workspace_bytes = qsa_attend_cuda_workspace_bytes,
+    .experts_workspace_bytes = experts_cuda_workspace_bytes,
+    .shared_expert_workspace_bytes = shared_expert_cuda_workspace_bytes,
+    .ple_mix_workspace_bytes = ple_mix_cuda_workspace_bytes,
+    .fill = cuda_fill,
+    .embed = cuda_embed,
+    .ngram_rows = cuda_ngram_rows,
+    .linear = cuda_linear,
+    .gr_mix = cuda_gr_mix,
+    .gr_inject = cuda_gr_inject,
+    .gdn_core = cuda_gdn_core,
+    .qsa_prepare = cuda_qsa_prepare,
+    .qsa_select = cuda_qsa_select,
+    .qsa_attend = cuda_qsa_attend,
+    .router = cuda_router,
+    .experts = cuda_experts,
+    .shared_expert = cuda_shared_expert,
+    .ple_gather = cuda_ple_gather,
+    .ple_mix = cuda_ple_mix,
+    .argmax = cuda_argmax,
+    .destroy = cuda_destroy,
+};
+
+bool backend_cuda_available(void) {
+    int n_devices = 0;
+    return cudaGetDeviceCount(&n_devices) == cudaSuccess && n_devices > 0;
+}
+
+static status_t open_device(backend_t *backend) {
+    cuda_state_t *state = state_of(backend);
+    int n_devices;
+    struct cudaDeviceProp properties;
+    cudaError_t error = cudaGetDeviceCount(&n_devices);
+    if (error != cudaSuccess || n_devices == 0)
+        return status_fail(STATUS_DEVICE, "no CUDA device: %s; use --backend cpu", cudaGetErrorString(error));
+    state->device = comm_local_rank(backend->comm) % n_devices;
+    TRY(check_cuda(cudaSetDevice(state->device), "choosing a device"));
+    TRY(check_cuda(cudaGetDeviceProperties(&properties, state->device), "reading the device's properties"));
+    snprintf(state->device_name, sizeof state->device_name, "%s", properties.name);
+    state->queue.n_sms = properties.multiProcessorCount;
+    TRY(queue_check_device(properties.name));
+    TRY(check_cuda(cudaStreamCreateWithFlags(&state->queue.stream, cudaStreamNonBlocking), "creating a stream"));
+    void *memory;
+    TRY(check_cuda(cudaHostAlloc(&memory, (size_t)N_SLOTS * SLOT_BYTES, cudaHostAllocDefault), "pinning host memory"));
+    state->slots = memory;
+    TRY(cuda_alloc(backend, MEMORY_OTHER, sizeof(f16_losses_t), &memory));
+    state->losses = memory;
+    return gemm_create(&state->queue);
+}
+
+status_t backend_cuda_create(comm_t *comm, backend_t **backend) {
+    void *memory;
+    status_t status;
+    TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(backend_t), &memory));
+    backend_t *created = memory;
+    *created = (backend_t){.ops = &cuda_ops, .comm = comm};
+    TRY_GOTO(memory_alloc(MEMORY_OTHER, 1, sizeof(cuda_state_t), &created->state), failed);
+    TRY_GOTO(comm_agree(comm, open_device(created)), failed);
+    cuda_state_t *state = state_of(created);
+    if (comm_tp_size(comm) > 1) {
+        const all_reduce_args_t args = {.comm = comm, .queue = &state->queue, .route = ALL_REDUCE_AUTO};
+        TRY_GOTO(all_reduce_create(&args, &state->all_reduce), failed);
+        created->can_record = all_reduce_get_route(state->all_reduce) != ALL_REDUCE_MPI;
+        log_info("comm     %s", all_reduce_route_name(all_reduce_get_route(state->all_reduce)));
+    } else {
+        created->can_record = true;
+    }
+    *backend = created;
+    return STATUS_OK;
+
+failed:
+    cuda_destroy(created);
+    return status;
+}

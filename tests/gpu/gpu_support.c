@@ -1,0 +1,173 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <string.h>
+#include <time.h>
+
+#include "gpu_support.h"
+
+static uint64_t random_state;
+
+static uint64_t random_word(void) {
+    if (!random_state) {
+        random_state = (uint64_t)time(NULL) * 0x9E3779B97F4A7C15u | 1;
+        printf("random state %llx\n", (unsigned long long)random_state);
+    }
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state;
+}
+
+uint64_t random_below(uint64_t limit) { return (random_word() >> 11) % limit; }
+
+static void require(status_t status) {
+    if (status != STATUS_OK) fail_msg("%s", status_message());
+}
+
+static comm_t *comm;
+
+void device_open(device_t *device) {
+    memset(device, 0, sizeof *device);
+    if (!comm) require(comm_init(&comm));
+    require(backend_create(BACKEND_CUDA, comm, &device->cuda));
+    require(backend_create(BACKEND_CPU, comm, &device->cpu));
+}
+
+void device_release(device_t *device) {
+    for (int i = 0; i < device->n_pointers; i++)
+        device->cuda->ops->free(device->cuda, device->pointers[i]);
+    device->n_pointers = 0;
+}
+
+float *host_floats(int64_t n) {
+    void *memory;
+    require(memory_alloc(MEMORY_OTHER, (size_t)n, sizeof(float), &memory));
+    return memory;
+}
+
+float *random_floats(int64_t n, float scale) {
+    float *values = host_floats(n);
+    for (int64_t i = 0; i < n; i++) {
+        double u = ((double)random_below(1u << 30) + 1.0) / (1u << 30), v = (double)random_below(1u << 30) / (1u << 30);
+        values[i] = f16_to_float(f16_from_float(scale * (float)(sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v))));
+    }
+    return values;
+}
+
+static uint16_t *halves_of(const float *values, int64_t n) {
+    void *memory;
+    require(memory_alloc(MEMORY_OTHER, (size_t)n, sizeof(uint16_t), &memory));
+    uint16_t *halves = memory;
+    for (int64_t i = 0; i < n; i++)
+        halves[i] = f16_from_float(values[i]);
+    return halves;
+}
+
+matrix_t random_matrix(int64_t rows, int64_t columns) {
+    float *values = random_floats(rows * columns, 1.0f / sqrtf((float)columns));
+    matrix_t matrix = {.data = halves_of(values, rows * columns), .dtype = DTYPE_F16, .rows = rows, .columns = columns};
+    memory_free(values);
+    return matrix;
+}
+
+static void *allocate(device_t *device, size_t bytes) {
+    void *pointer;
+    assert_true(device->n_pointers < (int)(sizeof device->pointers / sizeof device->pointers[0]));
+    require(device->cuda->ops->alloc(device->cuda, MEMORY_OTHER, bytes, &pointer));
+    device->pointers[device->n_pointers++] = pointer;
+    return pointer;
+}
+
+void *upload_bytes(device_t *device, const void *host, size_t bytes) {
+    void *pointer = allocate(device, bytes);
+    require(device->cuda->ops->upload(device->cuda, pointer, host, bytes));
+    return pointer;
+}
+
+float *upload_floats(device_t *device, const float *host, int64_t n) {
+    return upload_bytes(device, host, (size_t)n * sizeof *host);
+}
+
+activation_t *upload_halves(device_t *device, const float *host, int64_t n) {
+    uint16_t *halves = halves_of(host, n);
+    void *pointer = upload_bytes(device, halves, (size_t)n * sizeof *halves);
+    memory_free(halves);
+    return pointer;
+}
+
+matrix_t upload_matrix(device_t *device, matrix_t matrix) {
+    size_t bytes = (size_t)(matrix.rows * matrix.columns) * dtype_bytes(matrix.dtype);
+    matrix.data = upload_bytes(device, matrix.data, bytes);
+    return matrix;
+}
+
+void *poisoned(device_t *device, size_t bytes) {
+    void *memory;
+    require(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
+    memset(memory, 0xFF, bytes);
+    void *pointer = upload_bytes(device, memory, bytes);
+    memory_free(memory);
+    return pointer;
+}
+
+static void check(const char *what, const float *got, const float *want, int64_t n, double limit) {
+    double error = 0.0, norm = 0.0, worst = -1.0;
+    int64_t worst_at = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double difference = (double)got[i] - (double)want[i];
+        if (isnan(difference) && !isnan(want[i]))
+            fail_msg("%s: value %lld is NaN, not %g", what, (long long)i, (double)want[i]);
+        if (isnan(difference)) continue;
+        error += difference * difference;
+        norm += (double)want[i] * (double)want[i];
+        if (fabs(difference) > worst) {
+            worst = fabs(difference);
+            worst_at = i;
+        }
+    }
+    double relative = sqrt(error) / (sqrt(norm) + 1e-30);
+    printf("    %-40s %9lld values, relative error %.2e, worst %.3g at %lld\n", what, (long long)n, relative, worst,
+           (long long)worst_at);
+    if (relative > limit)
+        fail_msg("%s: relative error %g > %g; worst at %lld: %g, not %g", what, relative, limit, (long long)worst_at,
+                 (double)got[worst_at], (double)want[worst_at]);
+}
+
+void check_floats(device_t *device, const char *what, const float *got, const float *want, int64_t n, double limit) {
+    float *values = host_floats(n);
+    require(device->cuda->ops->download(device->cuda, values, got, (size_t)n * sizeof *values));
+    check(what, values, want, n, limit);
+    memory_free(values);
+}
+
+void check_halves(device_t *device, const char *what, const activation_t *got, const float *want, int64_t n,
+                  double limit) {
+    float *values = host_floats(n);
+    void *memory;
+    require(memory_alloc(MEMORY_OTHER, (size_t)n, sizeof(uint16_t), &memory));
+    uint16_t *halves = memory;
+    require(device->cuda->ops->download(device->cuda, halves, got, (size_t)n * sizeof *halves));
+    for (int64_t i = 0; i < n; i++)
+        values[i] = f16_to_float(halves[i]);
+    check(what, values, want, n, limit);
+    memory_free(halves);
+    memory_free(values);
+}
+
+void check_bytes(device_t *device, const char *what, const void *got, const void *want, size_t bytes) {
+    void *memory;
+    require(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
+    require(device->cuda->ops->download(device->cuda, memory, got, bytes));
+    for (size_t i = 0; i < bytes; i++) {
+        if (((unsigned char *)memory)[i] != ((const unsigned char *)want)[i])
+            fail_msg("%s: byte %zu of %zu differs", what, i, bytes);
+    }
+    memory_free(memory);
+}

@@ -1,0 +1,138 @@
+/* Whole models on the GPU against transformers: the logits of the prompt in several pieces and of the greedy steps,
+ * eager and by the recorded step. FP16 against FP32, so the tolerance is FP16's, and a router that is nearly tied may
+ * choose otherwise: of each model's rows most must be close, and all of them finite. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/engine.h"
+#include "support/golden_model.h"
+#include "support/model_shards.h"
+
+#define TOLERANCE 2e-2
+
+static comm_t *comm;
+static backend_t *backend;
+
+static void assert_all_ok(status_t status) {
+    if (comm_agree(comm, status) == STATUS_OK) return;
+    char message[512];
+    snprintf(message, sizeof message, "%s", status_message());
+    status_clear();
+    fail_msg("%s", message);
+}
+
+typedef struct tally {
+    int64_t n_rows, n_far, n_tokens, n_other_tokens;
+    double largest_close;
+} tally_t;
+
+/* Rank 0 counts how the logits compare. Logits are kept for the comparison of eager and recorded steps. */
+static void compare(engine_t *engine, const golden_t *golden, const float *expected, float *kept, tally_t *tally) {
+    static const sampling_t greedy = {.top_p = 1.0, .keep_logits = true};
+    sample_t sample;
+    assert_all_ok(engine_sample(engine, &greedy, STATUS_OK, &sample));
+    if (!sample.logits) return;
+    double difference = golden_difference(sample.logits, expected, golden->n_vocab);
+    tally->n_rows++;
+    if (difference > TOLERANCE)
+        tally->n_far++;
+    else
+        tally->largest_close = fmax(tally->largest_close, difference);
+    if (kept) memcpy(kept, sample.logits, golden->n_vocab * sizeof *kept);
+    int32_t best = 0;
+    for (size_t i = 1; i < golden->n_vocab; i++) {
+        if (expected[i] > expected[best]) best = (int32_t)i;
+    }
+    tally->n_tokens++;
+    tally->n_other_tokens += best != sample.token;
+}
+
+/* The greedy steps, each from the golden's own token. */
+static void run_greedy(engine_t *engine, const golden_t *golden, float *kept, tally_t *tally) {
+    for (size_t i = 0; i < golden->n_greedy; i++) {
+        compare(engine, golden, golden->greedy_logits + i * golden->n_vocab, kept + i * golden->n_vocab, tally);
+        assert_all_ok(engine_forward(engine, &golden->greedy[i], 1));
+    }
+}
+
+static void run_model(const char *directory, const golden_t *golden, bool cuda_graph, float *kept, tally_t *tally) {
+    engine_t *engine;
+    const engine_args_t args = {.model_directory = directory,
+                                .comm = comm,
+                                .backend = backend,
+                                .max_context = (int64_t)(golden->n_prompt + golden->n_greedy),
+                                .cuda_graph = cuda_graph};
+    assert_all_ok(engine_create(&args, &engine));
+    static const size_t pieces[] = {1, 3, 32, 1000};
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+        assert_all_ok(engine_reset(engine));
+        for (size_t done = 0; done < golden->n_prompt; done += pieces[i]) {
+            size_t n = golden->n_prompt - done < pieces[i] ? golden->n_prompt - done : pieces[i];
+            assert_all_ok(engine_forward(engine, golden->prompt + done, n));
+            compare(engine, golden, golden->logits + (done + n - 1) * golden->n_vocab, NULL, tally);
+        }
+    }
+    run_greedy(engine, golden, kept, tally);
+    engine_destroy(engine);
+}
+
+typedef struct golden_case {
+    const char *name, *golden_name;
+    bool quantize_experts;
+} golden_case_t;
+
+static void test_case(void **state) {
+    const golden_case_t *test = *state;
+    char path[256], directory[MODEL_SHARDS_BYTES];
+    snprintf(path, sizeof path, "%s/%s/%s", GOLDEN_DIRECTORY, test->name, test->golden_name);
+    golden_t golden = golden_open(path);
+    if (!golden_has_tp(&golden, comm_tp_size(comm))) {
+        golden_close(&golden);
+        skip();
+    }
+    snprintf(path, sizeof path, "%s/%s/checkpoint", GOLDEN_DIRECTORY, test->name);
+    assert_all_ok(model_shards_create(comm, path, test->quantize_experts, directory));
+    size_t bytes = golden.n_greedy * golden.n_vocab * sizeof(float);
+    float *eager = calloc(1, bytes), *recorded = calloc(1, bytes);
+    tally_t tally = {0};
+    run_model(directory, &golden, false, eager, &tally);
+    run_model(directory, &golden, true, recorded, &tally);
+    model_shards_remove(comm, directory);
+    printf("    %-12s %lld rows, %lld further off than %g, the others by %.1e at most; %lld of %lld tokens differ\n",
+           test->name, (long long)tally.n_rows, (long long)tally.n_far, TOLERANCE, tally.largest_close,
+           (long long)tally.n_other_tokens, (long long)tally.n_tokens);
+    status_t status = STATUS_OK;
+    if (memcmp(eager, recorded, bytes) != 0)
+        status = status_fail(STATUS_NUMERICS, "the recorded step does not give the eager step's bits");
+    else if (tally.n_far * 20 > tally.n_rows)
+        status = status_fail(STATUS_NUMERICS, "more than 5 %% of the rows are far from the golden's");
+    free(eager);
+    free(recorded);
+    golden_close(&golden);
+    assert_all_ok(status);
+}
+
+int main(void) {
+    if (comm_init(&comm) != STATUS_OK || backend_create(BACKEND_CUDA, comm, &backend) != STATUS_OK) {
+        fprintf(stderr, "%s\n", status_message());
+        return EXIT_FAILURE;
+    }
+    static golden_case_t cases[] = {
+        {"mixed", "golden.h5", false},   {"experts512", "golden.h5", false}, {"tp8", "golden.h5", false},
+        {"two_ple", "golden.h5", false}, {"fused_bf16", "golden.h5", false}, {"fused_bf16", "golden_nvfp4.h5", true},
+        {"ties", "golden.h5", false},
+    };
+    enum { N_CASES = sizeof cases / sizeof *cases };
+    struct CMUnitTest tests[N_CASES];
+    for (int i = 0; i < N_CASES; i++)
+        tests[i] = (struct CMUnitTest){cases[i].name, test_case, NULL, NULL, &cases[i]};
+    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    backend->ops->destroy(backend);
+    comm_finalize(comm);
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

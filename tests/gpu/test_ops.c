@@ -1,0 +1,613 @@
+/* Each op of the CUDA backend against the CPU reference, over odd sizes, on fresh random data. Inputs are values that
+ * FP16 holds, so what differs is FP16 rounding of results and the order of FP32 sums. */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <string.h>
+
+#include "gpu_support.h"
+
+static device_t device;
+
+/* An op's FP16 results after FP32 sums. */
+#define ROUNDED 1e-3
+
+static void run(status_t status) {
+    if (status != STATUS_OK) fail_msg("%s", status_message());
+}
+
+static void *host_bytes(size_t bytes) {
+    void *memory;
+    run(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
+    return memory;
+}
+
+#define CPU device.cpu->ops
+#define CUDA device.cuda->ops
+
+static void test_linear(void **state) {
+    (void)state;
+    static const int64_t shapes[][3] = {{1, 1, 1},      {1, 5, 24},      {1, 320, 10240}, {1, 2560, 6144}, {3, 33, 160},
+                                        {8, 513, 2560}, {4, 324, 10240}, {9, 40, 64},     {77, 130, 320},  {2, 7, 37}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        int64_t n_tokens = shapes[i][0], rows = shapes[i][1], columns = shapes[i][2];
+        matrix_t weight = random_matrix(rows, columns);
+        float *x = random_floats(n_tokens * columns, 1.0f), *y = host_floats(n_tokens * rows);
+        run(CPU->linear(device.cpu, &(linear_args_t){.n_tokens = n_tokens, .weight = weight, .x = x, .y = y}));
+        activation_t *device_y = poisoned(&device, (size_t)(n_tokens * rows) * 2);
+        float *device_y_f32 = poisoned(&device, (size_t)(n_tokens * rows) * 4);
+        linear_args_t args = {.n_tokens = n_tokens,
+                              .weight = upload_matrix(&device, weight),
+                              .x = upload_halves(&device, x, n_tokens * columns),
+                              .y = device_y};
+        run(CUDA->linear(device.cuda, &args));
+        args.y = NULL;
+        args.y_f32 = device_y_f32;
+        run(CUDA->linear(device.cuda, &args));
+        char what[64];
+        snprintf(what, sizeof what, "linear %lld x %lld x %lld", (long long)n_tokens, (long long)rows,
+                 (long long)columns);
+        check_halves(&device, what, device_y, y, n_tokens * rows, ROUNDED);
+        check_floats(&device, what, device_y_f32, y, n_tokens * rows, 1e-5);
+        device_release(&device);
+        memory_free(x);
+        memory_free(y);
+        memory_free((void *)(uintptr_t)weight.data);
+    }
+}
+
+static void test_embed(void **state) {
+    (void)state;
+    enum { V = 57, H = 40, S = 3, N = 5 };
+    matrix_t embed = random_matrix(V, H);
+    int32_t tokens[N] = {0, 56, 3, 3, 17};
+    float *h = host_floats(N * S * H);
+    run(CPU->embed(device.cpu,
+                   &(embed_args_t){.n_tokens = N, .hc_count = S, .tokens = tokens, .embed = embed, .h = h}));
+    float *device_h = poisoned(&device, N * S * H * sizeof(float));
+    run(CUDA->embed(device.cuda, &(embed_args_t){.n_tokens = N,
+                                                 .hc_count = S,
+                                                 .tokens = upload_bytes(&device, tokens, sizeof tokens),
+                                                 .embed = upload_matrix(&device, embed),
+                                                 .h = device_h}));
+    check_bytes(&device, "embed", device_h, h, N * S * H * sizeof(float));
+    device_release(&device);
+}
+
+static void gr_case(int64_t n_tokens, int64_t S, int64_t H, int64_t R, bool with_inject) {
+    int64_t width = S * H;
+    gr_mix_args_t args = {.n_tokens = n_tokens,
+                          .hc_count = S,
+                          .hidden_size = H,
+                          .rms_norm_eps = 1e-6f,
+                          .h = random_floats(n_tokens * width, 2.0f),
+                          .hc_norm = random_floats(width, 0.3f),
+                          .down = random_matrix(R, width),
+                          .up = random_matrix(width, R),
+                          .u = host_floats(n_tokens * H)};
+    if (with_inject) {
+        args.block_inject = random_matrix(S, width);
+        args.inject = host_floats(n_tokens * S);
+    }
+    args.workspace = host_bytes(CPU->gr_mix_workspace_bytes(&args));
+    run(CPU->gr_mix(device.cpu, &args));
+    gr_mix_args_t on = args;
+    on.h = upload_floats(&device, args.h, n_tokens * width);
+    on.hc_norm = upload_floats(&device, args.hc_norm, width);
+    on.down = upload_matrix(&device, args.down);
+    on.up = upload_matrix(&device, args.up);
+    on.u = poisoned(&device, (size_t)(n_tokens * H) * 2);
+    if (with_inject) {
+        on.block_inject = upload_matrix(&device, args.block_inject);
+        on.inject = poisoned(&device, (size_t)(n_tokens * S) * 4);
+    }
+    on.workspace = poisoned(&device, CUDA->gr_mix_workspace_bytes(&args));
+    run(CUDA->gr_mix(device.cuda, &on));
+    check_halves(&device, "gr_mix u", on.u, args.u, n_tokens * H, ROUNDED);
+    if (with_inject) {
+        check_floats(&device, "gr_mix inject", on.inject, args.inject, n_tokens * S, ROUNDED);
+        gr_inject_args_t inject = {.n_tokens = n_tokens,
+                                   .hc_count = S,
+                                   .hidden_size = H,
+                                   .inject = args.inject,
+                                   .o = random_floats(n_tokens * H, 1.0f),
+                                   .h = random_floats(n_tokens * width, 1.0f)};
+        gr_inject_args_t inject_on = inject;
+        inject_on.inject = upload_floats(&device, inject.inject, n_tokens * S);
+        inject_on.o = upload_halves(&device, inject.o, n_tokens * H);
+        inject_on.h = upload_floats(&device, inject.h, n_tokens * width);
+        run(CPU->gr_inject(device.cpu, &inject));
+        run(CUDA->gr_inject(device.cuda, &inject_on));
+        check_floats(&device, "gr_inject", inject_on.h, inject.h, n_tokens * width, 1e-6);
+    }
+    device_release(&device);
+}
+
+static void test_gr(void **state) {
+    (void)state;
+    gr_case(1, 4, 2560, 320, true);
+    gr_case(1, 4, 160, 32, true);
+    gr_case(3, 4, 160, 32, false);
+    gr_case(2, 3, 50, 7, true);
+    gr_case(8, 1, 64, 24, true);
+    gr_case(33, 4, 160, 32, true);
+    gr_case(70, 2, 96, 20, false);
+}
+
+static void gdn_case(int64_t n_tokens, int64_t Kh, int64_t Vh, int64_t Dk, int64_t Dv, int64_t Cw, bool silu_gate) {
+    int64_t channels = 2 * Kh * Dk + Vh * Dv, stride = channels + Vh * Dv + 2 * Vh + 3;
+    gdn_core_args_t args = {.n_tokens = n_tokens,
+                            .n_key_heads = Kh,
+                            .n_value_heads = Vh,
+                            .key_dim = Dk,
+                            .value_dim = Dv,
+                            .conv_kernel = Cw,
+                            .rms_norm_eps = 1e-6f,
+                            .silu_gate = silu_gate,
+                            .projected = random_floats(n_tokens * stride, 1.5f),
+                            .projected_stride = stride,
+                            .conv = random_floats(channels * Cw, 0.5f),
+                            .A_log = random_floats(Vh, 1.0f),
+                            .dt_bias = random_floats(Vh, 1.0f),
+                            .norm = random_floats(Dv, 1.0f),
+                            .conv_state = random_floats((Cw - 1) * channels, 1.0f),
+                            .state = random_floats(Vh * Dk * Dv, 0.3f),
+                            .y = host_floats(n_tokens * Vh * Dv)};
+    gdn_core_args_t on = args;
+    on.projected = upload_halves(&device, args.projected, n_tokens * stride);
+    on.conv = upload_floats(&device, args.conv, channels * Cw);
+    on.A_log = upload_floats(&device, args.A_log, Vh);
+    on.dt_bias = upload_floats(&device, args.dt_bias, Vh);
+    on.norm = upload_floats(&device, args.norm, Dv);
+    on.conv_state = upload_halves(&device, args.conv_state, (Cw - 1) * channels);
+    on.state = upload_floats(&device, args.state, Vh * Dk * Dv);
+    on.y = poisoned(&device, (size_t)(n_tokens * Vh * Dv) * 2);
+    on.workspace = poisoned(&device, CUDA->gdn_core_workspace_bytes(&args));
+    args.workspace = host_bytes(CPU->gdn_core_workspace_bytes(&args));
+    run(CPU->gdn_core(device.cpu, &args));
+    run(CUDA->gdn_core(device.cuda, &on));
+    check_halves(&device, "gdn_core y", on.y, args.y, n_tokens * Vh * Dv, 3e-3);
+    check_floats(&device, "gdn_core state", on.state, args.state, Vh * Dk * Dv, 2e-3);
+    check_halves(&device, "gdn_core conv_state", on.conv_state, args.conv_state, (Cw - 1) * channels, 0.0);
+    device_release(&device);
+}
+
+static void test_gdn(void **state) {
+    (void)state;
+    gdn_case(1, 16, 48, 128, 128, 4, false);
+    gdn_case(1, 4, 12, 32, 32, 4, false);
+    gdn_case(2, 4, 12, 32, 32, 4, true);
+    gdn_case(5, 1, 3, 20, 24, 2, false);
+    gdn_case(33, 2, 2, 64, 48, 4, false);
+    gdn_case(100, 2, 6, 128, 128, 4, false);
+    gdn_case(65, 1, 2, 200, 36, 3, true);
+    gdn_case(9, 1, 1, 600, 5, 4, false);
+}
+
+static void router_case(int64_t n_tokens, int64_t E, int64_t K, bool norm, int kind) {
+    router_args_t args = {.n_tokens = n_tokens,
+                          .n_experts = E,
+                          .top_k = K,
+                          .norm_topk_prob = norm,
+                          .logits = random_floats(n_tokens * (E + 1), 2.0f),
+                          .experts = host_bytes((size_t)(n_tokens * K) * 4),
+                          .weights = host_floats(n_tokens * K),
+                          .shared_gate = host_floats(n_tokens)};
+    float *logits = (float *)(uintptr_t)args.logits;
+    for (int64_t i = 0; i < n_tokens * (E + 1); i++) {
+        if (kind == 1) logits[i] = (float)random_below(4);                /* many ties */
+        if (kind == 2 && random_below(2)) logits[i] = -INFINITY;          /* weights of 0 */
+        if (kind == 3 && random_below((uint64_t)E) == 0) logits[i] = NAN; /* no distribution in most rows */
+        if (kind == 4) logits[i] = random_below(2) ? 0.0f : -0.0f;
+    }
+    router_args_t on = args;
+    on.logits = upload_floats(&device, args.logits, n_tokens * (E + 1));
+    on.experts = poisoned(&device, (size_t)(n_tokens * K) * 4);
+    on.weights = poisoned(&device, (size_t)(n_tokens * K) * 4);
+    on.shared_gate = poisoned(&device, (size_t)n_tokens * 4);
+    run(CPU->router(device.cpu, &args));
+    run(CUDA->router(device.cuda, &on));
+    check_bytes(&device, "router experts", on.experts, args.experts, (size_t)(n_tokens * K) * 4);
+    check_floats(&device, "router weights", on.weights, args.weights, n_tokens * K, 1e-6);
+    check_floats(&device, "router shared_gate", on.shared_gate, args.shared_gate, n_tokens, 1e-6);
+    device_release(&device);
+}
+
+static void test_router(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 5; kind++) {
+        router_case(1, 512, 10, true, kind);
+        router_case(40, 512, 10, false, kind);
+        router_case(7, 32, 4, true, kind);
+        router_case(3, 5, 5, true, kind);
+    }
+}
+
+static void experts_case(int64_t n_tokens, int64_t E, int64_t K, int64_t H, int64_t M, bool nvfp4) {
+    experts_args_t args = {.n_tokens = n_tokens,
+                           .n_experts = E,
+                           .top_k = K,
+                           .hidden_size = H,
+                           .intermediate = M,
+                           .u = random_floats(n_tokens * H, 1.0f),
+                           .experts = host_bytes((size_t)(n_tokens * K) * 4),
+                           .weights = random_floats(n_tokens * K, 0.3f),
+                           .o = host_floats(n_tokens * H)};
+    int32_t *experts = (int32_t *)(uintptr_t)args.experts;
+    for (int64_t i = 0; i < n_tokens * K; i++)
+        experts[i] = (int32_t)random_below((uint64_t)E);
+    expert_weights_t *host = &args.expert_weights;
+    experts_args_t on = args;
+    size_t gate_up = (size_t)(E * 2 * M * H), down = (size_t)(E * M * H);
+    if (nvfp4) {
+        uint8_t *codes[4];
+        size_t bytes[4] = {gate_up / 2, gate_up / 16, down / 2, down / 16};
+        for (int i = 0; i < 4; i++) {
+            codes[i] = host_bytes(bytes[i]);
+            for (size_t j = 0; j < bytes[i]; j++)
+                codes[i][j] = i % 2 ? (uint8_t)random_below(0x7F) : (uint8_t)random_below(256);
+        }
+        host->gate_up_codes = codes[0], host->gate_up_scales = codes[1];
+        host->down_codes = codes[2], host->down_scales = codes[3];
+        host->gate_up_scale_2 = random_floats(2 * E, 1e-3f), host->down_scale_2 = random_floats(E, 1e-3f);
+        on.expert_weights = (expert_weights_t){.gate_up_codes = upload_bytes(&device, codes[0], bytes[0]),
+                                               .gate_up_scales = upload_bytes(&device, codes[1], bytes[1]),
+                                               .down_codes = upload_bytes(&device, codes[2], bytes[2]),
+                                               .down_scales = upload_bytes(&device, codes[3], bytes[3]),
+                                               .gate_up_scale_2 = upload_floats(&device, host->gate_up_scale_2, 2 * E),
+                                               .down_scale_2 = upload_floats(&device, host->down_scale_2, E)};
+    } else {
+        host->gate_up_f16 = random_matrix(E * 2 * M, H).data;
+        host->down_f16 = random_matrix(E * H, M).data;
+        on.expert_weights.gate_up_f16 = upload_bytes(&device, host->gate_up_f16, gate_up * 2);
+        on.expert_weights.down_f16 = upload_bytes(&device, host->down_f16, down * 2);
+    }
+    on.u = upload_halves(&device, args.u, n_tokens * H);
+    on.experts = upload_bytes(&device, args.experts, (size_t)(n_tokens * K) * 4);
+    on.weights = upload_floats(&device, args.weights, n_tokens * K);
+    on.o = poisoned(&device, (size_t)(n_tokens * H) * 2);
+    on.workspace = poisoned(&device, CUDA->experts_workspace_bytes(&args));
+    args.workspace = host_bytes(CPU->experts_workspace_bytes(&args));
+    run(CPU->experts(device.cpu, &args));
+    run(CUDA->experts(device.cuda, &on));
+    check_halves(&device, nvfp4 ? "experts nvfp4" : "experts f16", on.o, args.o, n_tokens * H, ROUNDED);
+    device_release(&device);
+}
+
+static void test_experts(void **state) {
+    (void)state;
+    experts_case(1, 16, 10, 2560, 640, true);
+    experts_case(1, 16, 10, 2560, 160, true);
+    experts_case(1, 32, 4, 160, 64, true);
+    experts_case(3, 5, 3, 48, 16, true);
+    experts_case(40, 8, 3, 160, 64, true);
+    experts_case(300, 8, 4, 256, 128, true);
+    experts_case(1, 8, 4, 160, 64, false);
+    experts_case(50, 6, 2, 96, 48, false);
+}
+
+static void shared_expert_case(int64_t n_tokens, int64_t H, int64_t M) {
+    shared_expert_args_t args = {.n_tokens = n_tokens,
+                                 .u = random_floats(n_tokens * H, 1.0f),
+                                 .shared_gate = random_floats(n_tokens, 1.0f),
+                                 .gate_up = random_matrix(2 * M, H),
+                                 .down = random_matrix(H, M),
+                                 .o = random_floats(n_tokens * H, 1.0f)};
+    shared_expert_args_t on = args;
+    on.u = upload_halves(&device, args.u, n_tokens * H);
+    on.shared_gate = upload_floats(&device, args.shared_gate, n_tokens);
+    on.gate_up = upload_matrix(&device, args.gate_up);
+    on.down = upload_matrix(&device, args.down);
+    on.o = upload_halves(&device, args.o, n_tokens * H);
+    on.workspace = poisoned(&device, CUDA->shared_expert_workspace_bytes(&args));
+    args.workspace = host_bytes(CPU->shared_expert_workspace_bytes(&args));
+    run(CPU->shared_expert(device.cpu, &args));
+    run(CUDA->shared_expert(device.cuda, &on));
+    check_halves(&device, "shared_expert", on.o, args.o, n_tokens * H, ROUNDED);
+    device_release(&device);
+}
+
+static void test_shared_expert(void **state) {
+    (void)state;
+    shared_expert_case(1, 2560, 640);
+    shared_expert_case(1, 160, 64);
+    shared_expert_case(6, 70, 9);
+    shared_expert_case(31, 160, 64);
+}
+
+static void ple_case(int64_t n_tokens, int64_t S, int64_t H, int64_t kernel, int64_t dilation) {
+    int64_t width = S * H, n_state = (kernel - 1) * dilation;
+    ple_mix_args_t args = {.n_tokens = n_tokens,
+                           .hc_count = S,
+                           .hidden_size = H,
+                           .conv_kernel = kernel,
+                           .dilation = dilation,
+                           .rms_norm_eps = 1e-6f,
+                           .projected = random_floats(n_tokens * (S + 1) * H, 1.0f),
+                           .norm_key = random_floats(width, 0.3f),
+                           .norm_query = random_floats(width, 0.3f),
+                           .norm_conv = random_floats(width, 0.3f),
+                           .conv = random_floats(width * kernel, 0.5f),
+                           .conv_state = random_floats(n_state * width, 1.0f),
+                           .h = random_floats(n_tokens * width, 1.0f)};
+    ple_mix_args_t on = args;
+    on.projected = upload_halves(&device, args.projected, n_tokens * (S + 1) * H);
+    on.norm_key = upload_floats(&device, args.norm_key, width);
+    on.norm_query = upload_floats(&device, args.norm_query, width);
+    on.norm_conv = upload_floats(&device, args.norm_conv, width);
+    on.conv = upload_floats(&device, args.conv, width * kernel);
+    on.conv_state = upload_floats(&device, args.conv_state, n_state * width);
+    on.h = upload_floats(&device, args.h, n_tokens * width);
+    on.workspace = poisoned(&device, CUDA->ple_mix_workspace_bytes(&args));
+    args.workspace = host_bytes(CPU->ple_mix_workspace_bytes(&args));
+    run(CPU->ple_mix(device.cpu, &args));
+    run(CUDA->ple_mix(device.cuda, &on));
+    check_floats(&device, "ple_mix h", on.h, args.h, n_tokens * width, 1e-5);
+    check_floats(&device, "ple_mix conv_state", on.conv_state, args.conv_state, n_state * width, 1e-5);
+    device_release(&device);
+}
+
+static void test_ple(void **state) {
+    (void)state;
+    ple_case(1, 4, 2560, 4, 3);
+    ple_case(2, 4, 160, 4, 3);
+    ple_case(12, 3, 50, 2, 2);
+    ple_case(90, 4, 160, 4, 3);
+    for (int is_f8 = 0; is_f8 < 2; is_f8++) {
+        enum { ROWS = 40, WIDTH = 20, N = 4, HEADS = 5 };
+        int64_t rows[N * HEADS];
+        uint16_t table[ROWS * WIDTH];
+        for (int i = 0; i < N * HEADS; i++)
+            rows[i] = (int64_t)random_below(2 * ROWS);
+        for (int i = 0; i < ROWS * WIDTH; i++)
+            table[i] =
+                is_f8 ? (uint16_t)(random_below(0x7F) | random_below(0x7F) << 8) : bf16_from_float((float)i * 0.01f);
+        float *e = host_floats(N * HEADS * WIDTH);
+        ple_gather_args_t args = {
+            .n_tokens = N,
+            .n_heads = HEADS,
+            .rows = rows,
+            .table = {.data = table, .dtype = is_f8 ? DTYPE_F8_E4M3 : DTYPE_BF16, .rows = ROWS, .columns = WIDTH},
+            .table_scale = 0.01f,
+            .first_row = 20,
+            .e = e};
+        ple_gather_args_t on = args;
+        on.rows = upload_bytes(&device, rows, sizeof rows);
+        on.table.data = upload_bytes(&device, table, sizeof table);
+        on.e = poisoned(&device, N * HEADS * WIDTH * 2);
+        run(CPU->ple_gather(device.cpu, &args));
+        run(CUDA->ple_gather(device.cuda, &on));
+        check_halves(&device, "ple_gather", on.e, e, N * HEADS * WIDTH, ROUNDED);
+        device_release(&device);
+    }
+}
+
+static void test_ngram_rows(void **state) {
+    (void)state;
+    enum { N = 50, HEADS = 12, SIZE = 4 };
+    int64_t multipliers[SIZE], sizes[HEADS], offsets[HEADS], rows[N * HEADS];
+    int32_t context[SIZE - 1] = {7, 2, 5}, tokens[N];
+    for (int i = 0; i < SIZE; i++)
+        multipliers[i] = (int64_t)(random_below(UINT64_MAX) | 1);
+    for (int i = 0; i < HEADS; i++) {
+        sizes[i] = 1000 + (int64_t)random_below(1000);
+        offsets[i] = 5000 * i;
+    }
+    for (int i = 0; i < N; i++)
+        tokens[i] = (int32_t)random_below(8);
+    ngram_rows_args_t args = {.n_tokens = N,
+                              .n_heads = HEADS,
+                              .ngram_size = SIZE,
+                              .heads_per_ngram = HEADS / (SIZE - 1),
+                              .eos_token_id = 2,
+                              .multipliers = multipliers,
+                              .head_sizes = sizes,
+                              .head_offsets = offsets,
+                              .context = context,
+                              .tokens = tokens,
+                              .rows = rows};
+    ngram_rows_args_t on = args;
+    on.multipliers = upload_bytes(&device, multipliers, sizeof multipliers);
+    on.head_sizes = upload_bytes(&device, sizes, sizeof sizes);
+    on.head_offsets = upload_bytes(&device, offsets, sizeof offsets);
+    on.context = upload_bytes(&device, context, sizeof context);
+    on.tokens = upload_bytes(&device, tokens, sizeof tokens);
+    on.rows = poisoned(&device, sizeof rows);
+    run(CPU->ngram_rows(device.cpu, &args));
+    run(CUDA->ngram_rows(device.cuda, &on));
+    check_bytes(&device, "ngram_rows", on.rows, rows, sizeof rows);
+    device_release(&device);
+}
+
+static void test_argmax(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 6; kind++) {
+        enum { N = 5003 };
+        float *logits = random_floats(N, 1.0f);
+        for (int i = 0; i < N && kind == 1; i++)
+            logits[i] = (float)random_below(3);
+        if (kind == 2) logits[2500] = NAN, logits[4000] = INFINITY;
+        if (kind == 3) logits[4990] = INFINITY;
+        token_pair_t pair;
+        argmax_args_t args = {.n_logits = N,
+                              .first_token = 10000,
+                              .n_valid = kind == 4 ? 9000 : 10000 + N - (kind == 5 ? 0 : 20),
+                              .logits = logits,
+                              .pair = &pair};
+        argmax_args_t on = args;
+        on.logits = upload_floats(&device, logits, N);
+        on.pair = poisoned(&device, sizeof pair);
+        run(CPU->argmax(device.cpu, &args));
+        run(CUDA->argmax(device.cuda, &on));
+        check_bytes(&device, "argmax", &on.pair->token, &pair.token, sizeof pair.token);
+        if (!isnan(pair.value)) check_bytes(&device, "argmax", &on.pair->value, &pair.value, sizeof pair.value);
+        device_release(&device);
+        memory_free(logits);
+    }
+}
+
+/* The three QSA ops on one cache, chunk by chunk. Selection is compared only through the attention's result and through
+ * the scores of what was chosen: FP16 keys may order near-equal scores otherwise. */
+static void qsa_case(qsa_shape_t shape, const int64_t *chunks, int n_chunks, int64_t capacity) {
+    int64_t D = shape.head_dim, Id = shape.index_dim, ratio = shape.ratio;
+    int64_t stride = (2 * shape.n_heads + 2 * shape.n_kv_heads) * D + (shape.index_n_heads + 1) * Id;
+    int64_t n_kv = shape.n_kv_heads * capacity * D, n_keys = capacity / ratio * Id;
+    qsa_cache_t host = {.capacity = capacity,
+                        .k = host_floats(n_kv),
+                        .v = host_floats(n_kv),
+                        .index_keys = host_floats(n_keys),
+                        .raw_keys = host_floats(ratio * Id)};
+    float *norms[4] = {random_floats(D, 0.3f), random_floats(D, 0.3f), random_floats(Id, 0.3f),
+                       random_floats(Id, 0.3f)};
+    static device_t cache_device;
+    cache_device = (device_t){.cuda = device.cuda, .cpu = device.cpu};
+    qsa_cache_t cache = {.capacity = capacity,
+                         .k = upload_halves(&cache_device, host.k, n_kv),
+                         .v = upload_halves(&cache_device, host.v, n_kv),
+                         .index_keys = upload_halves(&cache_device, host.index_keys, n_keys),
+                         .raw_keys = upload_halves(&cache_device, host.raw_keys, ratio * Id)};
+    int64_t pos = 0;
+    for (int chunk = 0; chunk < n_chunks; chunk++) {
+        int64_t n = chunks[chunk], n_q = n * shape.n_heads * D, n_index = n * shape.index_n_heads * Id;
+        qsa_prepare_args_t prepare = {.shape = shape,
+                                      .n_tokens = n,
+                                      .start_pos = &pos,
+                                      .rms_norm_eps = 1e-6f,
+                                      .rope_theta = 1e7,
+                                      .projected = random_floats(n * stride, 1.0f),
+                                      .projected_stride = stride,
+                                      .q_norm = norms[0],
+                                      .k_norm = norms[1],
+                                      .index_q_norm = norms[2],
+                                      .index_k_norm = norms[3],
+                                      .cache = host,
+                                      .q = host_floats(n_q),
+                                      .gate = host_floats(n_q),
+                                      .index_q = host_floats(n_index)};
+        qsa_prepare_args_t prepare_on = prepare;
+        prepare_on.start_pos = upload_bytes(&device, &pos, sizeof pos);
+        prepare_on.projected = upload_halves(&device, prepare.projected, n * stride);
+        prepare_on.q_norm = upload_floats(&device, norms[0], D);
+        prepare_on.k_norm = upload_floats(&device, norms[1], D);
+        prepare_on.index_q_norm = upload_floats(&device, norms[2], Id);
+        prepare_on.index_k_norm = upload_floats(&device, norms[3], Id);
+        prepare_on.cache = cache;
+        prepare_on.q = poisoned(&device, (size_t)n_q * 2);
+        prepare_on.gate = poisoned(&device, (size_t)n_q * 2);
+        prepare_on.index_q = poisoned(&device, (size_t)n_index * 2);
+        run(CPU->qsa_prepare(device.cpu, &prepare));
+        run(CUDA->qsa_prepare(device.cuda, &prepare_on));
+        check_halves(&device, "qsa_prepare q", prepare_on.q, prepare.q, n_q, ROUNDED);
+        check_halves(&device, "qsa_prepare gate", prepare_on.gate, prepare.gate, n_q, 0.0);
+        check_halves(&device, "qsa_prepare index_q", prepare_on.index_q, prepare.index_q, n_index, ROUNDED);
+        check_halves(&device, "qsa_prepare k", cache.k, host.k, n_kv, ROUNDED);
+        check_halves(&device, "qsa_prepare v", cache.v, host.v, n_kv, 0.0);
+        check_halves(&device, "qsa_prepare index_keys", cache.index_keys, host.index_keys, n_keys, ROUNDED);
+
+        qsa_select_args_t select = {.shape = shape,
+                                    .n_tokens = n,
+                                    .start_pos = &pos,
+                                    .index_q = prepare.index_q,
+                                    .cache = host,
+                                    .blocks = host_bytes((size_t)(n * shape.n_select) * 4),
+                                    .n_blocks = host_bytes((size_t)n * 4)};
+        qsa_select_args_t select_on = select;
+        select_on.start_pos = prepare_on.start_pos;
+        select_on.index_q = prepare_on.index_q;
+        select_on.cache = cache;
+        select_on.blocks = poisoned(&device, (size_t)(n * shape.n_select) * 4);
+        select_on.n_blocks = poisoned(&device, (size_t)n * 4);
+        select_on.workspace = poisoned(&device, CUDA->qsa_select_workspace_bytes(&select));
+        select.workspace = host_bytes(CPU->qsa_select_workspace_bytes(&select));
+        run(CPU->qsa_select(device.cpu, &select));
+        run(CUDA->qsa_select(device.cuda, &select_on));
+        check_bytes(&device, "qsa_select n_blocks", select_on.n_blocks, select.n_blocks, (size_t)n * 4);
+        int32_t *blocks = host_bytes((size_t)(n * shape.n_select) * 4);
+        run(CUDA->download(device.cuda, blocks, select_on.blocks, (size_t)(n * shape.n_select) * 4));
+        int64_t n_chosen = 0, n_other = 0;
+        for (int64_t t = 0; t < n; t++) {
+            const int32_t *own = blocks + t * shape.n_select, *reference = select.blocks + t * shape.n_select;
+            for (int32_t i = 0; i < select.n_blocks[t]; i++) {
+                if (own[i] < 0 || own[i] >= (pos + t + 1) / ratio || (i > 0 && own[i] <= own[i - 1]))
+                    fail_msg("qsa_select: token %lld, block %d of the list is %d", (long long)t, i, own[i]);
+                bool found = false;
+                for (int32_t j = 0; j < select.n_blocks[t] && !found; j++)
+                    found = own[i] == reference[j];
+                n_chosen++;
+                n_other += !found;
+            }
+        }
+        printf("    qsa_select: %lld of %lld blocks differ\n", (long long)n_other, (long long)n_chosen);
+        assert_true(n_other * 50 <= n_chosen);
+
+        qsa_attend_args_t attend = {.shape = shape,
+                                    .n_tokens = n,
+                                    .start_pos = &pos,
+                                    .q = prepare.q,
+                                    .gate = prepare.gate,
+                                    .cache = host,
+                                    .blocks = blocks,
+                                    .n_blocks = select.n_blocks,
+                                    .y = host_floats(n_q)};
+        qsa_attend_args_t attend_on = attend;
+        attend_on.start_pos = prepare_on.start_pos;
+        attend_on.q = prepare_on.q;
+        attend_on.gate = prepare_on.gate;
+        attend_on.cache = cache;
+        attend_on.blocks = select_on.blocks;
+        attend_on.n_blocks = select_on.n_blocks;
+        attend_on.y = poisoned(&device, (size_t)n_q * 2);
+        attend_on.workspace = poisoned(&device, CUDA->qsa_attend_workspace_bytes(&attend));
+        attend.workspace = host_bytes(CPU->qsa_attend_workspace_bytes(&attend));
+        run(CPU->qsa_attend(device.cpu, &attend));
+        run(CUDA->qsa_attend(device.cuda, &attend_on));
+        check_halves(&device, "qsa_attend", attend_on.y, attend.y, n_q, 2e-3);
+        device_release(&device);
+        pos += n;
+    }
+    device_release(&cache_device);
+}
+
+static void test_qsa(void **state) {
+    (void)state;
+    static const int64_t steps[] = {1, 2, 3, 1, 1, 1, 7, 1, 30, 1, 1, 1, 1}, prefill[] = {50, 1, 150, 9, 8, 1, 1};
+    static const int64_t large[] = {3000, 1, 1, 1};
+    qsa_shape_t small = {.n_heads = 6,
+                         .n_kv_heads = 2,
+                         .head_dim = 32,
+                         .rotary_dim = 16,
+                         .index_n_heads = 2,
+                         .index_dim = 24,
+                         .ratio = 4,
+                         .n_select = 3};
+    qsa_case(small, steps, sizeof steps / sizeof steps[0], 64);
+    small.head_dim = 18, small.rotary_dim = 6, small.ratio = 3, small.n_select = 40, small.n_heads = 40;
+    qsa_case(small, prefill, sizeof prefill / sizeof prefill[0], 240);
+    qsa_shape_t real = {.n_heads = 24,
+                        .n_kv_heads = 2,
+                        .head_dim = 256,
+                        .rotary_dim = 64,
+                        .index_n_heads = 4,
+                        .index_dim = 128,
+                        .ratio = 4,
+                        .n_select = 512};
+    qsa_case(real, large, sizeof large / sizeof large[0], 4096);
+}
+
+int main(void) {
+    device_open(&device);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_linear), cmocka_unit_test(test_embed),         cmocka_unit_test(test_gr),
+        cmocka_unit_test(test_gdn),    cmocka_unit_test(test_router),        cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_ple),    cmocka_unit_test(test_shared_expert), cmocka_unit_test(test_ngram_rows),
+        cmocka_unit_test(test_argmax), cmocka_unit_test(test_qsa),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
