@@ -108,9 +108,8 @@ static status_t resolve_path(const char *path, char target[PATH_MAX]) {
     }
     if (S_ISDIR(info.st_mode)) return status_fail(STATUS_DEVICE, "cannot write %s: it is a directory", path);
     if (!S_ISREG(info.st_mode)) return status_fail(STATUS_DEVICE, "cannot write %s: it is not a regular file", path);
-    if (info.st_size > 0 && H5Fis_hdf5(path) <= 0) {
+    if (info.st_size > 0 && H5Fis_hdf5(path) <= 0)
         return status_fail(STATUS_USAGE, "%s is there and is not a run file: remove it or choose another name", path);
-    }
     return STATUS_OK;
 }
 
@@ -141,6 +140,10 @@ static status_t create_file(run_file_t *file, const run_file_args_t *args) {
     if (status == STATUS_OK) status = create_columns(file, args);
     if (status == STATUS_OK && (H5Fflush(file->file, H5F_SCOPE_GLOBAL) < 0 || H5Fstart_swmr_write(file->file) < 0))
         status = h5_fail(STATUS_DEVICE, "write", args->path);
+    hsize_t size;
+    if (status == STATUS_OK && H5Fget_filesize(file->file, &size) < 0)
+        status = h5_fail(STATUS_DEVICE, "write", args->path);
+    if (status == STATUS_OK) file->flushed_bytes = size;
     if (status == STATUS_OK && rename(part_path, file->path) != 0)
         status = status_fail(STATUS_DEVICE, "cannot create %s: %s", args->path, strerror(errno));
     if (status != STATUS_OK) unlink(part_path);
@@ -170,7 +173,11 @@ status_t run_file_create(const run_file_args_t *args, run_file_t **file) {
 /* Takes the disk space that the next writes may need before HDF5 is asked to write: a full disk is then met while the
  * file is still sound. HDF5 itself would go on and leave tables whose last rows are missing. */
 static status_t reserve(int fd, uint64_t offset, uint64_t bytes, const char *path) {
-    int error = posix_fallocate(fd, (off_t)offset, (off_t)bytes);
+    int error;
+    do {
+        error = posix_fallocate(fd, (off_t)offset, (off_t)bytes);
+    } while (error == EINTR);
+    /* That a file system cannot reserve is no failure. */
     if (error == ENOSPC || error == EFBIG || error == EDQUOT || error == EIO)
         return status_fail(STATUS_DEVICE, "cannot write %s: %s", path, strerror(error));
     return STATUS_OK;
