@@ -55,16 +55,20 @@ typedef struct run_step {
     const float *logits;                    /* [vocab_size]; NULL unless asked for */
     const float *top_logprobs;              /* [n_top_logprobs]; NULL unless asked for */
     const int32_t *top_tokens;              /* [n_top_logprobs] */
-    const int64_t *group_ns;                /* [n_ranks, OP_N_GROUPS] */
+    const int64_t *group_ns;                /* [n_ranks, OP_N_GROUPS], host_gap included; the rest is the remainder */
 } run_step_t;
 
-/* Creates the file. STATUS_DEVICE if it cannot be written. An existing file of this path is replaced. */
+/* Creates the file. It is made under the name PATH.part and comes to its own name when readers can open it, so an older
+ * run file of this path is replaced at one stroke. STATUS_USAGE if something else than an HDF5 file is there,
+ * STATUS_DEVICE if the file cannot be written. */
 status_t run_file_create(const run_file_args_t *args, run_file_t **file);
 
-/* Appends one row everywhere; flushed when the last flush is 100 ms or more ago. */
+/* Appends one row everywhere; flushed when the last flush is 100 ms or more ago. STATUS_DEVICE if it cannot be written
+ * (disk full, say): no more rows are taken then, and what was flushed before stays readable. */
 status_t run_file_append(run_file_t *file, const run_step_t *step);
 
-/* Appends one rank's operators of step `step` to /ops (has_ops). */
+/* Appends one rank's operators of step `step` to /ops (has_ops). Their start_ns is on the clock of the steps'
+ * start_ns. For each step the ranks come one after another, with the same operators in the same order. */
 status_t run_file_append_ops(run_file_t *file, int64_t step, int rank, const op_record_t *records, size_t n_records);
 
 /* Leaves SWMR, writes what is known at the end only (text, token_hash, memory, stop reason) and closes. The file is
