@@ -118,7 +118,8 @@ static double tick_step(double minimum, double maximum, double *first) {
 void canvas_x_axis(const canvas_t *canvas, const char *label) {
     double first, step = tick_step(canvas->x_min, canvas->x_max, &first);
     char text[32];
-    for (double value = first; value <= canvas->x_max * (1 + 1e-12); value += step) {
+    for (int i = 0; first + i * step <= canvas->x_max * (1 + 1e-12); i++) {
+        double value = first + i * step;
         double x = canvas_x(canvas, value);
         canvas_line(canvas, x, canvas->top, x, canvas->bottom, 1, grid);
         snprintf(text, sizeof text, "%g", value);
@@ -131,7 +132,8 @@ void canvas_x_axis(const canvas_t *canvas, const char *label) {
 void canvas_y_axis(const canvas_t *canvas, const char *label) {
     double first, step = tick_step(canvas->y_min, canvas->y_max, &first);
     char text[32];
-    for (double value = first; value <= canvas->y_max * (1 + 1e-12); value += step) {
+    for (int i = 0; first + i * step <= canvas->y_max * (1 + 1e-12); i++) {
+        double value = first + i * step;
         double y = canvas_y(canvas, value);
         canvas_line(canvas, canvas->left, y, canvas->right, y, 1, grid);
         snprintf(text, sizeof text, "%g", value);
