@@ -93,7 +93,10 @@ VECTOR_INLINE void add_products(load_t load, int n_rows, int n_x, const row_t *r
 VECTOR_INLINE void tile(load_t load, size_t item_bytes, int n_rows, int n_x, const row_t *rows, const float *const *x,
                         int64_t columns, float *const *y, int64_t y_offset) {
     vector_t sums[MAX_ROWS][MAX_TOKENS][VECTORS_PER_LANES];
-    memset(sums, 0, sizeof sums);
+    for (int r = 0; r < n_rows; r++) {
+        for (int t = 0; t < n_x; t++)
+            memset(sums[r][t], 0, sizeof sums[r][t]);
+    }
     int64_t whole = columns / LANES * LANES;
     add_products(load, n_rows, n_x, rows, x, whole, sums);
     if (whole < columns) {

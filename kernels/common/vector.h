@@ -63,13 +63,15 @@ VECTOR_INLINE vector_t vector_select(vector_i32_t mask, vector_t a, vector_t b) 
 }
 
 VECTOR_INLINE float lanes_sum(const vector_t sums[VECTORS_PER_LANES]) {
-    float lanes[LANES];
-    memcpy(lanes, sums, sizeof lanes);
-    for (int n = LANES / 2; n > 0; n /= 2) {
-        for (int i = 0; i < n; i++)
-            lanes[i] += lanes[i + n];
-    }
-    return lanes[0];
+    typedef float eight_t __attribute__((vector_size(32)));
+    typedef float four_t __attribute__((vector_size(16)));
+    eight_t eight[2];
+    memcpy(eight, sums, sizeof eight);
+    eight[0] += eight[1];
+    four_t four[2];
+    memcpy(four, eight, sizeof four);
+    four[0] += four[1];
+    return (four[0][0] + four[0][2]) + (four[0][1] + four[0][3]);
 }
 
 #ifdef __cplusplus
