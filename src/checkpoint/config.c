@@ -51,7 +51,7 @@ static const int_field_t ple_fields[] = {
     FIELD(ple_conv_kernel_size, 2, 64),
     FIELD(ngram_size, 2, CONFIG_MAX_NGRAM_SIZE),
     FIELD(heads_per_ngram, 1, CONFIG_MAX_NGRAM_HEADS),
-    FIELD(ngram_vocab_size_base, 1, 10000000000),
+    FIELD(ngram_vocab_size_base, 1, INT32_MAX),
     FIELD(make_ngram_vocab_size_divisible_by, 1, 1 << 20),
     FIELD(split_ngram_parts, 1, 65536),
 };

@@ -15,7 +15,7 @@
 #include "base/memory.h"
 #include "shard/shard_file.h"
 
-enum { VERIFY_BUFFER_BYTES = 4 << 20 };
+enum { VERIFY_BUFFER_BYTES = 512 << 10 };
 
 struct shard_reader {
     char path[SHARD_PATH_BYTES];
