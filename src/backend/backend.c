@@ -3,6 +3,8 @@
 #include "backend/backend_cpu.h"
 #ifdef GALVANI_CUDA
 #include "backend/backend_cuda.h"
+#else
+#include "backend/cuda_sizes.h"
 #endif
 
 status_t backend_create(backend_kind_t kind, comm_t *comm, backend_t **backend) {
@@ -14,4 +16,13 @@ status_t backend_create(backend_kind_t kind, comm_t *comm, backend_t **backend) 
         return status_fail(STATUS_DEVICE, "this galvani was built without CUDA; use --backend cpu, or build with nvcc");
 #endif
     return backend_cpu_create(comm, backend);
+}
+
+const backend_ops_t *backend_sizes(backend_kind_t kind) {
+#ifdef GALVANI_CUDA
+    if (kind == BACKEND_CUDA || (kind == BACKEND_AUTO && backend_cuda_available())) return backend_cuda_ops();
+#else
+    if (kind == BACKEND_CUDA) return &cuda_sizes;
+#endif
+    return backend_cpu_ops();
 }

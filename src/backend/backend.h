@@ -37,6 +37,15 @@ typedef struct backend_ops {
     size_t activation_bytes; /* of one activation_t in this backend's memory */
     int64_t prefill_chunk;   /* tokens that prefill computes at once unless told otherwise */
 
+    /* For the memory plan (model/memory_plan.h). */
+    bool is_device;              /* its memory is a device's; the PLE table lies in pinned host memory */
+    size_t runtime_bytes;        /* an estimate of what the device's libraries take: context, code, cuBLAS, NCCL */
+    size_t recorded_layer_bytes; /* an estimate of a recorded step, for each layer */
+    size_t comm_peer_bytes;      /* communication buffers, for each rank of the job where there are several */
+
+    /* Backend memory that each of n_ranks ranks of this host can have. */
+    status_t (*available)(backend_t *backend, int n_ranks, size_t *bytes);
+
     /* Whether needed[label] bytes can be had on every rank of this host at once. To be asked before the first of them
      * allocates. STATUS_MEMORY says how much is needed and how much there is. */
     status_t (*check_memory)(backend_t *backend, const size_t needed[MEMORY_N_LABELS]);
@@ -110,6 +119,10 @@ typedef enum backend_kind { BACKEND_AUTO, BACKEND_CPU, BACKEND_CUDA } backend_ki
 /* BACKEND_AUTO takes CUDA where it was built in and a device is there, else the CPU. STATUS_DEVICE if the one asked for
  * is not to be had. The caller ends it with ops->destroy. */
 status_t backend_create(backend_kind_t kind, comm_t *comm, backend_t **backend);
+
+/* A backend's table as far as a memory plan reads it, whether or not it was built in and a device is there: name,
+ * prefill_chunk and the sizes. BACKEND_AUTO is what backend_create would take. */
+const backend_ops_t *backend_sizes(backend_kind_t kind);
 
 #ifdef __cplusplus
 }

@@ -26,6 +26,12 @@ static status_t cpu_check_memory(backend_t *backend, const size_t needed[MEMORY_
         (double)host_bytes / gib, (double)available / gib);
 }
 
+static status_t cpu_available(backend_t *backend, int n_ranks, size_t *bytes) {
+    (void)backend;
+    *bytes = memory_available_bytes() / (size_t)n_ranks;
+    return STATUS_OK;
+}
+
 static status_t cpu_alloc(backend_t *backend, memory_label_t label, size_t bytes, void **pointer) {
     (void)backend;
     return memory_alloc(label, bytes, 1, pointer);
@@ -165,6 +171,8 @@ static const backend_ops_t cpu_ops = {
     .name = "cpu",
     .activation_bytes = sizeof(activation_t),
     .prefill_chunk = 256,
+    .comm_peer_bytes = COMM_PEER_BYTES,
+    .available = cpu_available,
     .check_memory = cpu_check_memory,
     .alloc = cpu_alloc,
     .free = cpu_free,
@@ -201,6 +209,8 @@ static const backend_ops_t cpu_ops = {
     .fill = cpu_fill,
     .destroy = cpu_destroy,
 };
+
+const backend_ops_t *backend_cpu_ops(void) { return &cpu_ops; }
 
 status_t backend_cpu_create(comm_t *comm, backend_t **backend) {
     void *memory;

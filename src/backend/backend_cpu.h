@@ -11,6 +11,8 @@ extern "C" {
  * threads to this rank's share of the cores, unless OMP_NUM_THREADS is set. */
 status_t backend_cpu_create(comm_t *comm, backend_t **backend);
 
+const backend_ops_t *backend_cpu_ops(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -6,6 +6,7 @@
 
 #include "backend/all_reduce_cuda.h"
 #include "backend/check_cuda.h"
+#include "backend/cuda_sizes.h"
 #include "backend/gemm_cuda.h"
 #include "base/log.h"
 #include "device/convert.h"
@@ -41,9 +42,9 @@ static bool is_pinned(memory_label_t label) { return label == MEMORY_PLE_TABLE; 
 
 static double gib(size_t bytes) { return (double)bytes / (1024.0 * 1024.0 * 1024.0); }
 
-/* Ranks of this host that share this rank's device. */
-static size_t n_sharing(const backend_t *backend) {
-    int n_devices = 1, n_local = comm_local_size(backend->comm);
+/* How many of `n_local` ranks of this host share this rank's device. */
+static size_t n_sharing(const backend_t *backend, int n_local) {
+    int n_devices = 1;
     cudaGetDeviceCount(&n_devices);
     size_t n = 0;
     for (int rank = 0; rank < n_local; rank++) {
@@ -53,7 +54,8 @@ static size_t n_sharing(const backend_t *backend) {
 }
 
 static status_t cuda_check_memory(backend_t *backend, const size_t needed[MEMORY_N_LABELS]) {
-    size_t device_bytes = 0, pinned_bytes = 0, device_free, device_total, sharing = n_sharing(backend);
+    size_t device_bytes = 0, pinned_bytes = 0, device_free, device_total,
+           sharing = n_sharing(backend, comm_local_size(backend->comm));
     for (int label = 0; label < MEMORY_N_LABELS; label++) {
         size_t *sum = is_pinned((memory_label_t)label) ? &pinned_bytes : &device_bytes;
         if (__builtin_add_overflow(*sum, needed[label], sum))
@@ -74,6 +76,14 @@ static status_t cuda_check_memory(backend_t *backend, const size_t needed[MEMORY
                            "not enough host memory: %d rank(s) need %.2f GiB each for the PLE table, in pinned memory; "
                            "%.2f GiB are available",
                            comm_local_size(backend->comm), gib(pinned_bytes), gib(host_free));
+    return STATUS_OK;
+}
+
+/* What the libraries have taken already counts as available. */
+static status_t cuda_available(backend_t *backend, int n_ranks, size_t *bytes) {
+    size_t device_free, device_total;
+    TRY(check_cuda(cudaMemGetInfo(&device_free, &device_total), "asking for the free memory"));
+    *bytes = device_free / n_sharing(backend, n_ranks) + backend->ops->runtime_bytes;
     return STATUS_OK;
 }
 
@@ -253,6 +263,10 @@ static const backend_ops_t cuda_ops = {
     .name = "cuda",
     .activation_bytes = sizeof(uint16_t),
     .prefill_chunk = 2048,
+    .is_device = true,
+    .runtime_bytes = (size_t)CUDA_RUNTIME_MIB << 20,
+    .recorded_layer_bytes = (size_t)CUDA_RECORDED_LAYER_KIB << 10,
+    .available = cuda_available,
     .check_memory = cuda_check_memory,
     .alloc = cuda_alloc,
     .free = cuda_free,
@@ -293,6 +307,8 @@ static const backend_ops_t cuda_ops = {
     .argmax = cuda_argmax,
     .destroy = cuda_destroy,
 };
+
+const backend_ops_t *backend_cuda_ops(void) { return &cuda_ops; }
 
 bool backend_cuda_available(void) {
     int n_devices = 0;

@@ -15,6 +15,8 @@ bool backend_cuda_available(void);
  * STATUS_DEVICE without a device that this build has code for. */
 status_t backend_cuda_create(comm_t *comm, backend_t **backend);
 
+const backend_ops_t *backend_cuda_ops(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -13,12 +13,13 @@ extern "C" {
 /* What an allocation is for; the memory report (/memory of a run file) is the sum per label. */
 typedef enum memory_label {
     MEMORY_WEIGHTS,
-    MEMORY_PLE_TABLE, /* pinned host memory on CUDA, plain memory on the CPU */
-    MEMORY_KV_CACHE,  /* keys, values and index keys */
-    MEMORY_STATE,     /* GDN, convolution and PLE state */
-    MEMORY_WORKSPACE, /* activations and scratch */
-    MEMORY_COMM,      /* communication buffers */
-    MEMORY_OTHER,     /* config, tokenizer, file buffers */
+    MEMORY_PLE_TABLE,  /* pinned host memory on CUDA, plain memory on the CPU */
+    MEMORY_KV_CACHE,   /* keys, values and index keys */
+    MEMORY_STATE,      /* GDN, convolution and PLE state */
+    MEMORY_WORKSPACE,  /* activations and scratch */
+    MEMORY_CUDA_GRAPH, /* a recorded step */
+    MEMORY_COMM,       /* communication buffers */
+    MEMORY_OTHER,      /* config, tokenizer, file buffers */
     MEMORY_N_LABELS
 } memory_label_t;
 

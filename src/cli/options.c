@@ -13,6 +13,7 @@ typedef enum option_type {
     OPTION_FLAG,   /* --name, or on|off in a file */
     OPTION_SWITCH, /* --name on|off */
     OPTION_INT,
+    OPTION_BYTES, /* a number of bytes, KiB, MiB, GiB or TiB */
     OPTION_REAL,
     OPTION_TEXT,
     OPTION_CHOICE, /* one of `choices`, which are separated by | */
@@ -86,6 +87,14 @@ static const option_spec_t specs[] = {
      "prompt tokens computed at once"},
     {NULL, "trace", OPTION_CHOICE, COMMAND_RUN, false, AT(trace), "LEVEL", "off|steps|ops", 0, 0,
      "what the run file records of time (steps)"},
+    {"Memory plan", "plan", OPTION_FLAG, COMMAND_RUN, false, AT(plan), NULL, NULL, 0, 0,
+     "print what each rank will take and which contexts fit, and stop; needs neither weights nor a GPU"},
+    {NULL, "tp", OPTION_INT, COMMAND_RUN, false, AT(tp), "T", NULL, 1, 1024,
+     "plan for T ranks (those that mpirun started)"},
+    {NULL, "max-context", OPTION_INT, COMMAND_RUN, false, AT(max_context), "N", NULL, 1, 1 << 30,
+     "make room for N tokens (what the prompts need; a plan without a prompt: 8704)"},
+    {NULL, "device-memory", OPTION_BYTES, COMMAND_RUN, false, AT(device_memory), "SIZE", NULL, 1, LARGEST_INT,
+     "plan for GPUs of that size, such as 32GiB (the GPU that is here)"},
     {"Conversion", "checkpoint", OPTION_TEXT, COMMAND_SHARD, false, AT(checkpoint), "DIR", NULL, 0, 0,
      "Hugging Face checkpoint: config.json and safetensors"},
     {NULL, "out", OPTION_TEXT, COMMAND_SHARD, false, AT(out), "DIR", NULL, 0, 0, "directory for model.rank<r>of<T>.h5"},
@@ -167,6 +176,23 @@ static bool read_switch(const char *text, bool *value) {
     return true;
 }
 
+/* A number with a unit of 1024^n behind it, or of bytes. */
+static bool read_bytes(const char *text, double minimum, double maximum, int64_t *bytes) {
+    static const char *const units[] = {"", "KiB", "MiB", "GiB", "TiB"};
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text) return false;
+    for (int i = 0; i < 5; i++) {
+        if (strcmp(end, units[i]) == 0) {
+            value = ldexp(value, 10 * i);
+            if (!(value >= minimum && value <= maximum)) return false;
+            *bytes = (int64_t)value;
+            return true;
+        }
+    }
+    return false;
+}
+
 static status_t set_route(option_store_t *store, const char *text, const char *where, status_t fault,
                           options_t *options) {
     const char *equals = strchr(text, '=');
@@ -206,6 +232,11 @@ static status_t set_option(option_store_t *store, const option_spec_t *spec, con
         *(int64_t *)(void *)field = value;
         return STATUS_OK;
     }
+    case OPTION_BYTES:
+        if (!read_bytes(text, spec->minimum, spec->maximum, (int64_t *)(void *)field))
+            return status_fail(fault, "%s is \"%s\", but must be a number of bytes, or of KiB, MiB, GiB or TiB: 32GiB",
+                               where, text);
+        return STATUS_OK;
     case OPTION_REAL: {
         double value = strtod(text, &end);
         if (end == text || *end || !isfinite(value) || value < spec->minimum || value > spec->maximum)
@@ -242,8 +273,8 @@ static status_t set_from_json(option_store_t *store, const option_spec_t *spec, 
         json_array_foreach(value, i, item) TRY(set_from_json(store, spec, item, where, fault, options));
         return STATUS_OK;
     }
-    bool is_number = spec->type == OPTION_INT || spec->type == OPTION_REAL;
-    if (json_is_string(value) && !is_number)
+    bool is_number = spec->type == OPTION_INT || spec->type == OPTION_REAL || spec->type == OPTION_BYTES;
+    if (json_is_string(value) && (!is_number || spec->type == OPTION_BYTES))
         return set_option(store, spec, json_string_value(value), where, fault, options);
     if (json_is_boolean(value) && (spec->type == OPTION_FLAG || spec->type == OPTION_SWITCH))
         return set_option(store, spec, json_is_true(value) ? "on" : "off", where, fault, options);
@@ -351,6 +382,7 @@ json_t *options_to_json(command_bit_t command, const options_t *options) {
             value = json_boolean(*(const bool *)field);
             break;
         case OPTION_INT:
+        case OPTION_BYTES:
             value = json_integer(*(const int64_t *)(const void *)field);
             break;
         case OPTION_REAL:

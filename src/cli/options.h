@@ -41,7 +41,10 @@ typedef struct options {
     double temperature, top_p;
     int64_t seed;
     /* model */
-    int64_t synthetic_seed;
+    int64_t synthetic_seed, max_context;
+    /* plan */
+    bool plan;
+    int64_t device_memory; /* bytes */
     /* system */
     const char *model, *out, *backend, *comm, *trace, *log_level, *config;
     int64_t prefill_chunk;
@@ -50,6 +53,7 @@ typedef struct options {
     int n_routes;
     /* shard */
     const char *checkpoint, *quantize_experts;
+    /* plan and shard */
     int64_t tp;
     /* what was asked for instead of work */
     bool help;

@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/generate.h"
 #include "cli/options.h"
+#include "cli/plan.h"
 #include "cli/requests.h"
 #include "model/tensor_source.h"
 #include "trace/run_reader.h"
@@ -51,8 +52,9 @@ static status_t load_tokenizer(run_t *run, const model_config_t *config) {
 
 /* Rank 0: the requests as token ids, and what follows from them for all ranks. */
 static status_t read_requests(run_t *run) {
+    int tp_size = run->options.tp ? (int)run->options.tp : comm_tp_size(run->comm);
     const tensor_source_args_t source_args = {
-        .model = run->options.model, .tp_size = comm_tp_size(run->comm), .seed = (uint64_t)run->options.synthetic_seed};
+        .model = run->options.model, .tp_size = tp_size, .seed = (uint64_t)run->options.synthetic_seed};
     tensor_source_t *source;
     TRY(tensor_source_open(&source_args, &source));
     model_config_t config = tensor_source_info(source)->config;
@@ -64,6 +66,7 @@ static status_t read_requests(run_t *run) {
     TRY(requests_build(&args, &run->requests));
     plan_t *plan = &run->plan;
     plan->n_requests = (int64_t)run->requests.n;
+    plan->max_context = run->options.max_context;
     plan->n_valid_tokens = run->tokenizer ? tokenizer_n_tokens(run->tokenizer) : (int32_t)config.vocab_size;
     for (size_t i = 0; i < run->requests.n; i++) {
         const request_t *request = &run->requests.requests[i];
@@ -73,14 +76,9 @@ static status_t read_requests(run_t *run) {
     return generation_config_load(run->options.model, config.eos_token_id, (int32_t)config.vocab_size, &plan->stops);
 }
 
-static backend_kind_t backend_kind(const char *name) {
-    if (strcmp(name, "cpu") == 0) return BACKEND_CPU;
-    return strcmp(name, "cuda") == 0 ? BACKEND_CUDA : BACKEND_AUTO;
-}
-
 static status_t load_model(run_t *run) {
     int64_t begin_ns = clock_now_ns();
-    TRY(comm_agree(run->comm, backend_create(backend_kind(run->options.backend), run->comm, &run->backend)));
+    TRY(comm_agree(run->comm, backend_create(plan_backend_kind(run->options.backend), run->comm, &run->backend)));
     engine_args_t args = {.model = run->options.model,
                           .synthetic_seed = (uint64_t)run->options.synthetic_seed,
                           .comm = run->comm,
@@ -105,6 +103,10 @@ static status_t prepare_out(const run_t *run) {
     if (!file_is_directory(run->options.out))
         return status_fail(STATUS_USAGE, "--out %s is not a directory, as --requests needs", run->options.out);
     return STATUS_OK;
+}
+
+static bool has_prompt(const options_t *options) {
+    return options->prompt || options->prompt_file || options->tokens || options->tokens_file || options->requests;
 }
 
 /* Rank 0: where request `index` leaves its run file, "" for nowhere, and whether that file is already whole. */
@@ -159,13 +161,20 @@ static status_t run_stages(run_t *run, int argc, char **argv) {
     log_set_level(level);
     if (!run->options.model) return status_fail(STATUS_USAGE, "--model is missing; see galvani run --help");
 
+    if (!run->options.plan && run->options.tp && run->options.tp != comm_tp_size(run->comm))
+        return status_fail(STATUS_USAGE, "--tp %d needs as many ranks: start it with mpirun -np %d, or add --plan",
+                           (int)run->options.tp, (int)run->options.tp);
+
     status_t status = STATUS_OK;
     if (is_rank0) {
-        status = prepare_out(run);
-        if (status == STATUS_OK) status = read_requests(run);
+        if (!run->options.plan) status = prepare_out(run);
+        if (status == STATUS_OK && (!run->options.plan || has_prompt(&run->options))) status = read_requests(run);
     }
     TRY(comm_agree(run->comm, status));
     comm_broadcast(run->comm, &run->plan, sizeof run->plan);
+    if (run->options.plan)
+        return plan_print(&run->options, run->comm,
+                          has_prompt(&run->options) ? run->plan.max_context : run->options.max_context);
     interrupt_install();
     TRY(load_model(run));
     return run_requests(run);

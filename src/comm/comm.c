@@ -13,7 +13,7 @@
 
 enum {
     /* Floats gathered from each rank at a time: bounds the buffer, and keeps the message sizes within an int. */
-    REDUCE_CHUNK = 1 << 16,
+    REDUCE_CHUNK = COMM_PEER_BYTES / sizeof(float),
     MESSAGE_BYTES = 2048
 };
 

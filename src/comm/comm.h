@@ -15,6 +15,9 @@ extern "C" {
 
 typedef struct comm comm_t;
 
+/* What comm_init takes for each rank of the job where there are several. */
+enum { COMM_PEER_BYTES = 256 << 10 };
+
 /* Starts MPI (once per process). STATUS_DEVICE if it cannot be started. */
 status_t comm_init(comm_t **comm);
 

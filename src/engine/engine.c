@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "engine/sampler.h"
+#include "model/memory_plan.h"
 #include "model/step.h"
 
 struct engine {
@@ -100,14 +101,18 @@ static step_args_t step_args(const engine_t *engine, local_shape_t local) {
 }
 
 static status_t check_memory(const engine_t *engine, const tensor_source_t *source, local_shape_t local) {
-    size_t needed[MEMORY_N_LABELS] = {0}, n_tensors;
-    const schema_tensor_t *tensors = tensor_source_tensors(source, &n_tensors);
-    const sequence_args_t of_sequence = sequence_args(engine, local);
-    const step_args_t of_step = step_args(engine, local);
-    TRY(weights_count(&engine->config, tensors, n_tensors, needed));
-    sequence_count(&of_sequence, needed);
-    step_count(&of_step, needed);
-    return engine->backend->ops->check_memory(engine->backend, needed);
+    backend_t *backend = engine->backend;
+    memory_plan_args_t args = {.config = &engine->config,
+                               .local = local,
+                               .ops = backend->ops,
+                               .max_context = engine->max_context,
+                               .prefill_chunk = engine->prefill_chunk,
+                               .record = engine->record && backend->can_record};
+    memory_plan_t plan;
+    args.tensors = tensor_source_tensors(source, &args.n_tensors);
+    TRY(memory_plan_make(&args, &plan));
+    plan.needed[MEMORY_COMM] = 0; /* the backend has it already */
+    return backend->ops->check_memory(backend, plan.needed);
 }
 
 static status_t alloc_sampling(engine_t *engine, local_shape_t local) {

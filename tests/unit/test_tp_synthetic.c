@@ -1,5 +1,5 @@
-/* A synthetic model of middle size computes: activations stay small over a long prompt and decode, and the routing
- * reaches every expert of every layer about as often. */
+/* A synthetic model of middle size computes: it takes the memory that was planned, activations stay small over a long
+ * prompt and decode, and the routing reaches every expert of every layer about as often. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,6 +13,8 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
+#include "model/memory_plan.h"
+#include "model/tensor_source.h"
 
 /* What ranks of 1 to 8 can share, with sparse attention from token 64 on. */
 #define CONFIG                                                                                                         \
@@ -79,6 +81,33 @@ static void write_config(char model[64]) {
     comm_broadcast(comm, model, 64);
 }
 
+/* What was planned is what the engine then holds; the sampler's few buffers come on top of the workspace. */
+static void check_plan(const engine_args_t *args) {
+    tensor_source_t *source;
+    const tensor_source_args_t source_args = {
+        .model = args->model, .tp_rank = comm_tp_rank(comm), .tp_size = comm_tp_size(comm)};
+    if (tensor_source_open(&source_args, &source) != STATUS_OK) fail_msg("%s", status_message());
+    const shard_info_t *info = tensor_source_info(source);
+    memory_plan_args_t plan_args = {.config = &info->config,
+                                    .local = local_shape(&info->config, source_args.tp_rank, source_args.tp_size),
+                                    .ops = backend->ops,
+                                    .max_context = args->max_context,
+                                    .prefill_chunk = args->prefill_chunk};
+    memory_plan_t plan;
+    plan_args.tensors = tensor_source_tensors(source, &plan_args.n_tensors);
+    assert_int_equal(memory_plan_make(&plan_args, &plan), STATUS_OK);
+    tensor_source_close(source);
+    static const memory_label_t exact[] = {MEMORY_WEIGHTS, MEMORY_PLE_TABLE, MEMORY_KV_CACHE, MEMORY_STATE,
+                                           MEMORY_COMM};
+    for (size_t i = 0; i < sizeof exact / sizeof *exact; i++) {
+        if (memory_bytes(exact[i]) != plan.needed[exact[i]])
+            fail_msg("%s: %zu bytes planned, %zu held", memory_label_name(exact[i]), plan.needed[exact[i]],
+                     memory_bytes(exact[i]));
+    }
+    size_t planned = plan.needed[MEMORY_WORKSPACE];
+    assert_in_range(memory_bytes(MEMORY_WORKSPACE), planned, planned + 32 * 1024 + 1024);
+}
+
 static void activations_stay_small_and_routing_is_spread(void **state) {
     (void)state;
     char model[64];
@@ -87,11 +116,12 @@ static void activations_stay_small_and_routing_is_spread(void **state) {
     int64_t n_prompt = comm_tp_size(comm) == 1 ? MAX_TOKENS : 384;
     engine_t *engine = NULL;
     const engine_args_t args = {
-        .model = model, .comm = comm, .backend = backend, .max_context = n_prompt + N_DECODE, .prefill_chunk = 512};
+        .model = model, .comm = comm, .backend = backend, .max_context = n_prompt + N_DECODE, .prefill_chunk = 256};
     status_t status = engine_create(&args, &engine);
+    if (status != STATUS_OK) fail_msg("%s", status_message());
+    check_plan(&args);
     comm_barrier(comm);
     if (comm_tp_rank(comm) == 0) unlink(model + strlen("synthetic:"));
-    if (status != STATUS_OK) fail_msg("%s", status_message());
     engine_observe_layers(engine, watch_streams, NULL);
 
     static int32_t prompt[MAX_TOKENS];

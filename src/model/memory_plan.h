@@ -1,0 +1,62 @@
+#ifndef GALVANI_MODEL_MEMORY_PLAN_H
+#define GALVANI_MODEL_MEMORY_PLAN_H
+
+/* What one rank of a model will take, known from the config before anything is allocated. Nothing here needs a device:
+ * of the backend only the sizes in its table are read. */
+
+#include "backend/backend.h"
+#include "checkpoint/config.h"
+#include "model/shape.h"
+#include "shard/schema.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Weights by what they serve; the PLE table is apart (MEMORY_PLE_TABLE). */
+typedef enum weight_group {
+    WEIGHTS_EMBED,
+    WEIGHTS_LM_HEAD,
+    WEIGHTS_GR,
+    WEIGHTS_GDN,
+    WEIGHTS_QSA,
+    WEIGHTS_ROUTER,
+    WEIGHTS_EXPERTS,
+    WEIGHTS_SHARED_EXPERT,
+    WEIGHTS_PLE,
+    WEIGHTS_N_GROUPS
+} weight_group_t;
+
+const char *weight_group_name(weight_group_t group);
+
+typedef struct memory_plan_args {
+    const model_config_t *config;
+    const schema_tensor_t *tensors; /* [n_tensors]: the rank's */
+    size_t n_tensors;
+    local_shape_t local;
+    const backend_ops_t *ops;
+    int64_t max_context;   /* tokens */
+    int64_t prefill_chunk; /* tokens, at most max_context */
+    bool record;           /* decode is recorded (step_args_t) */
+} memory_plan_args_t;
+
+/* Bytes. */
+typedef struct memory_plan {
+    size_t needed[MEMORY_N_LABELS]; /* MEMORY_WEIGHTS is the sum of `weights`; MEMORY_OTHER is not planned */
+    size_t weights[WEIGHTS_N_GROUPS];
+    size_t runtime; /* what the backend's libraries take besides */
+    size_t backend; /* all of it that lies in the backend's memory */
+    size_t host;    /* and in host memory, where that is another */
+} memory_plan_t;
+
+/* STATUS_MEMORY if a size does not fit in 64 bits. */
+status_t memory_plan_make(const memory_plan_args_t *args, memory_plan_t *plan);
+
+/* The largest context whose plan fits `available` bytes of the backend's memory, up to max_position_embeddings; 0 if
+ * not one token does. args->max_context is not read, and the chunk is cut to each context. */
+status_t memory_plan_largest_context(const memory_plan_args_t *args, size_t available, int64_t *max_context);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
