@@ -11,6 +11,9 @@ extern "C" {
 /* Monotonic time in nanoseconds; common to all processes of one host. */
 int64_t clock_now_ns(void);
 
+/* Waits that long, also if signals come. */
+void clock_sleep_ns(int64_t ns);
+
 /* Current wall-clock time as ISO 8601 in UTC, "2026-01-31T12:34:56Z". `text` holds at least 21 bytes. */
 void clock_utc_text(char *text, size_t text_bytes);
 

@@ -1,5 +1,6 @@
 #include "base/cpu.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,11 @@ double cpu_quota(void) {
 void cpu_sleep_when_idle(char **argv) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
     if (setenv("OMP_WAIT_POLICY", "passive", 1) != 0) return;
-    execv("/proc/self/exe", argv);
+    /* By its own path, so that ps shows its own name. */
+    char path[PATH_MAX];
+    ssize_t bytes = readlink("/proc/self/exe", path, sizeof path);
+    if (bytes < 0 || bytes == (ssize_t)sizeof path) return;
+    path[bytes] = '\0';
+    execv(path, argv);
     /* Without /proc the threads spin; nothing else changes. */
 }

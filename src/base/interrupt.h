@@ -1,18 +1,24 @@
 #ifndef GALVANI_BASE_INTERRUPT_H
 #define GALVANI_BASE_INTERRUPT_H
 
-#include <stdbool.h>
+#include "base/status.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* From here on SIGINT, SIGTERM and SIGXCPU ask the program to end after the current step instead of killing it; a
- * second SIGINT kills. */
+/* From here on SIGINT, SIGTERM and SIGXCPU (a batch system's time limit) ask the program to end after the work in hand
+ * instead of killing it; a second SIGINT kills. */
 void interrupt_install(void);
+
+/* The first signal is then acknowledged on stderr as it comes. For one rank of several. */
+void interrupt_acknowledge(void);
 
 /* The signal that arrived, 0 if none did. */
 int interrupt_signal(void);
+
+/* STATUS_INTERRUPTED if a signal arrived. To be asked between pieces of work that take less than a second. */
+status_t interrupt_check(void);
 
 #ifdef __cplusplus
 }

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "cli/recorder.h"
+#include "comm/watchdog.h"
 #include "text/utf8_stream.h"
 
 /* What rank 0 tells the others about a request. */
@@ -192,6 +193,7 @@ static status_t generation_loop(generation_t *generation, recorder_t *recorder) 
                                   interrupt_signal(), generation->n_generated);
         sample_t sample;
         TRY(engine_sample(context->engine, &job->sampling, outside, &sample));
+        TRY(watchdog_check());
         int64_t end_ns = clock_now_ns();
         int32_t *token = &generation->generated[generation->n_generated];
         *token = sample.token;

@@ -2,10 +2,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/cpu.h"
+#include "base/interrupt.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "cli/commands.h"
 #include "comm/comm.h"
+#include "comm/watchdog.h"
 #include "trace/provenance.h"
 
 typedef struct command {
@@ -37,6 +40,7 @@ static const command_t *find_command(const char *name) {
 }
 
 int main(int argc, char **argv) {
+    cpu_sleep_when_idle(argv);
     if (argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
         print_help(stdout);
         return STATUS_OK;
@@ -49,8 +53,12 @@ int main(int argc, char **argv) {
     /* A wrong command line is told by one rank of several, which needs MPI to know which one it is. */
     comm_t *comm = NULL;
     status_t status = STATUS_OK;
-    if (!command || command->needs_mpi) status = comm_init(&comm);
-    if (comm) log_set_rank(comm_tp_rank(comm));
+    if (!command || command->needs_mpi) {
+        interrupt_install();
+        status = watchdog_start(argc, argv);
+        if (status == STATUS_OK) status = comm_init(&comm);
+        if (comm && comm_tp_rank(comm) == 0) interrupt_acknowledge();
+    }
     if (status == STATUS_OK) {
         if (command)
             status = command->run(argc - 1, argv + 1, comm);
@@ -59,7 +67,7 @@ int main(int argc, char **argv) {
         else
             status = status_fail(STATUS_USAGE, "\"%s\" is not a command; see galvani --help", argv[1]);
     }
-    if (comm) status = comm_agree(comm, status);
+    if (comm) status = comm_agree_at_end(comm, status);
     if (status != STATUS_OK && (!comm || comm_tp_rank(comm) == 0)) log_error("%s", status_message());
     if (comm) comm_finalize(comm);
     return (int)status;

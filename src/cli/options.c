@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "comm/watchdog.h"
 
 typedef enum option_type {
     OPTION_FLAG,   /* --name, or on|off in a file */
@@ -107,6 +108,8 @@ static const option_spec_t specs[] = {
      "no progress and no summary"},
     {NULL, "log-level", OPTION_CHOICE, COMMAND_RUN | COMMAND_SHARD, false, AT(log_level), "LEVEL",
      "error|warning|info|debug", 0, 0, "what to say on stderr (info)"},
+    {NULL, "stall-limit", OPTION_INT, COMMAND_RUN | COMMAND_SHARD, false, AT(stall_limit), "SECONDS", NULL, 0, 86400,
+     "end the job when a rank stands still for that long; 0: never (30)"},
     {NULL, "help", OPTION_FLAG, COMMAND_RUN | COMMAND_SHARD, false, AT(help), NULL, NULL, 0, 0, "print this and stop"},
 };
 enum { N_SPECS = sizeof specs / sizeof specs[0] };
@@ -121,6 +124,7 @@ static const options_t defaults = {
     .comm = "auto",
     .trace = "steps",
     .log_level = "info",
+    .stall_limit = WATCHDOG_DEFAULT_LIMIT_S,
 };
 
 /* Texts taken from files, kept in a list. */

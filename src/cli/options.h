@@ -48,6 +48,7 @@ typedef struct options {
     /* system */
     const char *model, *out, *backend, *comm, *trace, *log_level, *config;
     int64_t prefill_chunk;
+    int64_t stall_limit; /* seconds */
     bool quiet;
     route_choice_t routes[OPTIONS_MAX_ROUTES];
     int n_routes;

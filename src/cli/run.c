@@ -13,6 +13,7 @@
 #include "cli/options.h"
 #include "cli/plan.h"
 #include "cli/requests.h"
+#include "comm/watchdog.h"
 #include "model/tensor_source.h"
 #include "trace/run_reader.h"
 
@@ -137,7 +138,8 @@ static status_t run_requests(const run_t *run) {
     for (int64_t i = 0; i < run->plan.n_requests; i++) {
         char path[PATH_BYTES] = "";
         int is_done = 0;
-        status_t status = is_rank0 ? find_path(run, i, path, &is_done) : STATUS_OK;
+        status_t status = interrupt_check();
+        if (is_rank0 && status == STATUS_OK) status = find_path(run, i, path, &is_done);
         TRY(comm_agree(run->comm, status));
         comm_broadcast(run->comm, &is_done, sizeof is_done);
         const request_t *request = is_rank0 ? &run->requests.requests[i] : NULL;
@@ -159,6 +161,7 @@ static status_t run_stages(run_t *run, int argc, char **argv) {
     log_level_t level = LOG_INFO;
     log_level_from_name(run->options.log_level, &level);
     log_set_level(level);
+    watchdog_set_limit((int)run->options.stall_limit);
     if (!run->options.model) return status_fail(STATUS_USAGE, "--model is missing; see galvani run --help");
 
     if (!run->options.plan && run->options.tp && run->options.tp != comm_tp_size(run->comm))
@@ -175,7 +178,6 @@ static status_t run_stages(run_t *run, int argc, char **argv) {
     if (run->options.plan)
         return plan_print(&run->options, run->comm,
                           has_prompt(&run->options) ? run->plan.max_context : run->options.max_context);
-    interrupt_install();
     TRY(load_model(run));
     return run_requests(run);
 }

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "comm/watchdog.h"
 #include "shard/convert.h"
 #include "trace/provenance.h"
 
@@ -46,7 +47,7 @@ status_t cli_shard(int argc, char **argv, comm_t *comm) {
     option_store_t *store;
     TRY(option_store_create(&store));
     options_t options;
-    status_t status = options_parse(store, COMMAND_SHARD, argc, argv, &options);
+    status_t status = comm_agree(comm, options_parse(store, COMMAND_SHARD, argc, argv, &options));
     if (status == STATUS_OK && options.help) {
         if (comm_tp_rank(comm) == 0)
             options_help(stdout, COMMAND_SHARD, "[mpirun -np T] galvani shard --checkpoint DIR --out DIR --tp T");
@@ -54,6 +55,7 @@ status_t cli_shard(int argc, char **argv, comm_t *comm) {
         log_level_t level = LOG_INFO;
         log_level_from_name(options.log_level, &level);
         log_set_level(options.quiet && level > LOG_WARNING ? LOG_WARNING : level);
+        watchdog_set_limit((int)options.stall_limit);
         status = convert(&options, comm);
     }
     option_store_destroy(store);

@@ -8,8 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/cpu.h"
+#include "base/heartbeat.h"
+#include "base/log.h"
 #include "base/memory.h"
+#include "comm/watchdog.h"
+
+/* How long a rank that failed waits for the others to arrive at the end. */
+static const int64_t patience_ns = 2000000000;
+static const int64_t poll_ns = 100000;
 
 enum {
     /* Floats gathered from each rank at a time: bounds the buffer, and keeps the message sizes within an int. */
@@ -21,7 +29,17 @@ struct comm {
     int tp_rank, tp_size, local_rank, local_size, local_cores;
     char library[MPI_MAX_LIBRARY_VERSION_STRING];
     float *gathered; /* [tp_size, REDUCE_CHUNK] */
+    MPI_Comm at_end; /* of comm_agree_at_end alone */
+    MPI_Errhandler errhandler;
 };
+
+/* An MPI call that waits for other ranks: this one is not to blame while it lasts. */
+#define WAITING(call)                                                                                                  \
+    do {                                                                                                               \
+        bool was_busy_ = heartbeat_set_busy(false);                                                                    \
+        call;                                                                                                          \
+        heartbeat_set_busy(was_busy_);                                                                                 \
+    } while (0)
 
 /* mpirun may bind each rank to its own cores, or let all ranks of a host run on all of them. Collective over `host`. */
 static int share_cores(MPI_Comm host, int local_size) {
@@ -40,8 +58,22 @@ static int share_cores(MPI_Comm host, int local_size) {
     return share < 1.0 ? 1 : (int)(share + 0.001);
 }
 
+/* Called by MPI. Where a rank died, the launcher ends the others; only if it does not, they must do it. */
+static void on_mpi_error(MPI_Comm *communicator, int *code, ...) {
+    (void)communicator;
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length;
+    MPI_Error_string(*code, text, &length);
+    clock_sleep_ns(patience_ns);
+    log_error("MPI failed: %s", text);
+    MPI_Abort(MPI_COMM_WORLD, STATUS_DEVICE);
+}
+
 status_t comm_init(comm_t **comm) {
     int provided;
+    /* A rank that waits gives its core away: Open MPI does so by itself only where it counts more ranks than cores, but
+     * other processes, or a control group's quota, may leave fewer. */
+    setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
         return status_fail(STATUS_DEVICE, "MPI cannot be started");
     void *memory;
@@ -49,6 +81,11 @@ status_t comm_init(comm_t **comm) {
     comm_t *created = memory;
     MPI_Comm_rank(MPI_COMM_WORLD, &created->tp_rank);
     MPI_Comm_size(MPI_COMM_WORLD, &created->tp_size);
+    watchdog_set_rank(created->tp_rank);
+    log_set_rank(created->tp_rank);
+    MPI_Comm_create_errhandler(on_mpi_error, &created->errhandler);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, created->errhandler);
+    MPI_Comm_dup(MPI_COMM_WORLD, &created->at_end);
 
     MPI_Comm host;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, created->tp_rank, MPI_INFO_NULL, &host);
@@ -74,6 +111,8 @@ status_t comm_init(comm_t **comm) {
 }
 
 void comm_finalize(comm_t *comm) {
+    MPI_Comm_free(&comm->at_end);
+    MPI_Errhandler_free(&comm->errhandler);
     memory_free(comm->gathered);
     memory_free(comm);
     MPI_Finalize();
@@ -100,7 +139,7 @@ static int as_count(size_t n) {
 status_t comm_agree(comm_t *comm, status_t status) {
     if (comm->tp_size == 1) return status;
     int failed = status != STATUS_OK, n_failed;
-    MPI_Allreduce(&failed, &n_failed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    WAITING(MPI_Allreduce(&failed, &n_failed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD));
     if (n_failed == 0) return STATUS_OK;
 
     int candidate = failed ? comm->tp_rank : comm->tp_size, first;
@@ -119,11 +158,28 @@ status_t comm_agree(comm_t *comm, status_t status) {
     return status_fail((status_t)outcome.status, "rank %d: %s", first, outcome.message);
 }
 
+status_t comm_agree_at_end(comm_t *comm, status_t status) {
+    int failed = status != STATUS_OK, n_failed, all_are_here = 0;
+    MPI_Request request;
+    MPI_Iallreduce(&failed, &n_failed, 1, MPI_INT, MPI_SUM, comm->at_end, &request);
+    int64_t begin_ns = clock_now_ns();
+    for (;;) {
+        MPI_Test(&request, &all_are_here, MPI_STATUS_IGNORE);
+        if (all_are_here) return comm_agree(comm, status);
+        if (failed && clock_now_ns() - begin_ns > patience_ns) {
+            log_error("%s", status_message());
+            comm_abort(comm, status);
+        }
+        clock_sleep_ns(poll_ns);
+    }
+}
+
 status_t comm_all_reduce_sum(comm_t *comm, float *data, size_t n) {
     if (comm->tp_size == 1) return STATUS_OK;
     for (size_t start = 0; start < n; start += REDUCE_CHUNK) {
         size_t count = n - start < REDUCE_CHUNK ? n - start : REDUCE_CHUNK;
-        MPI_Allgather(data + start, (int)count, MPI_FLOAT, comm->gathered, (int)count, MPI_FLOAT, MPI_COMM_WORLD);
+        WAITING(
+            MPI_Allgather(data + start, (int)count, MPI_FLOAT, comm->gathered, (int)count, MPI_FLOAT, MPI_COMM_WORLD));
         for (size_t i = 0; i < count; i++) {
             float sum = comm->gathered[i];
             for (int rank = 1; rank < comm->tp_size; rank++)
@@ -137,23 +193,23 @@ status_t comm_all_reduce_sum(comm_t *comm, float *data, size_t n) {
 void comm_gather(comm_t *comm, const void *data, size_t bytes, void *gathered) {
     (void)comm;
     int count = as_count(bytes);
-    MPI_Gather(data, count, MPI_BYTE, gathered, count, MPI_BYTE, 0, MPI_COMM_WORLD);
+    WAITING(MPI_Gather(data, count, MPI_BYTE, gathered, count, MPI_BYTE, 0, MPI_COMM_WORLD));
 }
 
 void comm_all_gather(comm_t *comm, const void *data, size_t bytes, void *gathered) {
     (void)comm;
     int count = as_count(bytes);
-    MPI_Allgather(data, count, MPI_BYTE, gathered, count, MPI_BYTE, MPI_COMM_WORLD);
+    WAITING(MPI_Allgather(data, count, MPI_BYTE, gathered, count, MPI_BYTE, MPI_COMM_WORLD));
 }
 
 void comm_broadcast(comm_t *comm, void *data, size_t bytes) {
     (void)comm;
-    MPI_Bcast(data, as_count(bytes), MPI_BYTE, 0, MPI_COMM_WORLD);
+    WAITING(MPI_Bcast(data, as_count(bytes), MPI_BYTE, 0, MPI_COMM_WORLD));
 }
 
 void comm_barrier(comm_t *comm) {
     (void)comm;
-    MPI_Barrier(MPI_COMM_WORLD);
+    WAITING(MPI_Barrier(MPI_COMM_WORLD));
 }
 
 void comm_abort(comm_t *comm, status_t status) {

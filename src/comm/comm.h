@@ -2,7 +2,7 @@
 #define GALVANI_COMM_COMM_H
 
 /* The tensor-parallel group: one MPI process per rank. Every function but the accessors is collective: all ranks call
- * it in the same order. An MPI failure ends the job (MPI's own error handler), so there is nothing to return for it. */
+ * it in the same order. An MPI failure ends the job with STATUS_DEVICE, so there is nothing to return for it. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -21,7 +21,7 @@ enum { COMM_PEER_BYTES = 256 << 10 };
 /* Starts MPI (once per process). STATUS_DEVICE if it cannot be started. */
 status_t comm_init(comm_t **comm);
 
-/* Ends MPI. All ranks must arrive: call it only after comm_agree on the way they end. */
+/* Ends MPI. All ranks must arrive: call it only after comm_agree_at_end. */
 void comm_finalize(comm_t *comm);
 
 int comm_tp_rank(const comm_t *comm);
@@ -41,6 +41,11 @@ const char *comm_library(const comm_t *comm);
 /* Makes one outcome of many: returns the status of the lowest rank that failed, on every rank, and gives every rank
  * that rank's message (naming the rank, if it is neither all of them nor rank 0). STATUS_OK if none failed. */
 status_t comm_agree(comm_t *comm, status_t status);
+
+/* comm_agree for the last time, from wherever a rank comes. A rank that failed alone, while the others wait for it in
+ * another call, finds that they do not arrive here within two seconds; it prints its message and ends the job. So no
+ * failure that is returned can leave the others waiting. */
+status_t comm_agree_at_end(comm_t *comm, status_t status);
 
 /* data[i] = sum over ranks of data[i], added in rank order in FP32, so that every rank gets the same bits whatever the
  * library's algorithm is. */

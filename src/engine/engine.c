@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/heartbeat.h"
+#include "base/interrupt.h"
 #include "engine/sampler.h"
 #include "model/memory_plan.h"
 #include "model/step.h"
@@ -222,12 +224,17 @@ status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens
             return status_fail(STATUS_USAGE, "token %" PRId32 " does not lie in 0..%" PRId64, tokens[i],
                                engine->config.vocab_size - 1);
     }
-    for (int64_t done = 0; done < n;) {
+    status_t status = STATUS_OK;
+    heartbeat_set_busy(true);
+    for (int64_t done = 0; status == STATUS_OK && done < n;) {
         int64_t chunk = n - done < engine->prefill_chunk ? n - done : engine->prefill_chunk;
-        TRY(step_run(engine->step, engine->weights, engine->sequence, tokens + done, chunk, done + chunk == n));
+        status = done > 0 ? comm_agree(engine->comm, interrupt_check()) : STATUS_OK;
+        if (status == STATUS_OK)
+            status = step_run(engine->step, engine->weights, engine->sequence, tokens + done, chunk, done + chunk == n);
         done += chunk;
     }
-    return STATUS_OK;
+    heartbeat_set_busy(false);
+    return status;
 }
 
 /* Rank 0 gathers the pair of each rank. */

@@ -38,7 +38,8 @@ void engine_destroy(engine_t *engine); /* NULL is allowed */
 status_t engine_reset(engine_t *engine);
 
 /* Runs `n_tokens` more tokens of the sequence; afterwards the logits of the last one are ready for engine_sample.
- * Decode is the case n_tokens = 1. A call that would pass max_context fails with STATUS_USAGE and changes nothing. */
+ * Decode is the case n_tokens = 1. A signal that comes during a long prefill ends it between chunks, with
+ * STATUS_INTERRUPTED on every rank. A call that would pass max_context fails with STATUS_USAGE and changes nothing. */
 status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens);
 
 /* How the next token is chosen from the logits. */

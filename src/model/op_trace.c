@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/heartbeat.h"
 #include "base/memory.h"
 
 /* A step has about 25 ops a layer. */
@@ -59,6 +60,7 @@ void op_trace_reset(op_trace_t *trace) {
 void op_trace_begin(op_trace_t *trace) { trace->begin_ns = clock_now_ns(); }
 
 void op_trace_end(op_trace_t *trace, op_group_t group, int32_t layer, const char *op) {
+    heartbeat();
     int64_t dur_ns = clock_now_ns() - trace->begin_ns;
     trace->group_ns[group] += dur_ns;
     if (trace->n_records == trace->capacity) return;

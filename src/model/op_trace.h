@@ -56,8 +56,8 @@ void op_trace_destroy(op_trace_t *trace); /* NULL is allowed */
 /* Forgets the last step. */
 void op_trace_reset(op_trace_t *trace);
 
-/* Begin and end of one op. Ops do not nest. A record that finds no room is dropped from the records, never from the
- * sums. */
+/* Begin and end of one op; the end is a sign of life (base/heartbeat.h). Ops do not nest. A record that finds no room
+ * is dropped from the records, never from the sums. */
 void op_trace_begin(op_trace_t *trace);
 void op_trace_end(op_trace_t *trace, op_group_t group, int32_t layer, const char *op);
 

@@ -267,6 +267,7 @@ static status_t load_ple(loader_t *loader, int64_t ple_index, ple_weights_t *wei
 }
 
 static status_t load_layer(loader_t *loader, int64_t layer) {
+    TRY(interrupt_check());
     weights_t *model = loader->weights;
     layer_weights_t *weights = &model->layers[layer];
     int64_t ple_index;

@@ -1,0 +1,196 @@
+#include "comm/watchdog.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/heartbeat.h"
+#include "base/log.h"
+
+/* The watcher looks once a second. */
+static const int64_t tick_ns = 1000000000;
+
+/* A rank that waits for a stopped one inside a device call is busy and silent too. It gets that much longer, so that
+ * the stopped one is named. */
+enum { SILENCE_MORE_S = 5 };
+
+/* Memory of both processes. */
+typedef struct board {
+    heartbeat_t heartbeat; /* the child writes */
+    int32_t tp_rank;       /* -1: not known yet */
+    int32_t limit_s;
+    uint64_t n_ticks; /* the watcher writes */
+} board_t;
+
+static board_t *board; /* NULL without a watcher */
+
+/* What the watcher knows of its child. */
+typedef struct watch {
+    pid_t child;
+    bool is_stopped;
+    uint64_t n_beats; /* at the last tick */
+    int quiet_s;      /* seconds without a sign of life; they do not pass while the watcher is stopped itself */
+} watch_t;
+
+/* The signals that ask for an end. */
+static const int passed_on[] = {SIGINT, SIGTERM, SIGXCPU};
+enum { N_PASSED_ON = sizeof passed_on / sizeof passed_on[0] };
+
+static void describe(char *text, size_t text_bytes) {
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    int tp_rank = __atomic_load_n(&board->tp_rank, __ATOMIC_RELAXED);
+    if (tp_rank < 0)
+        snprintf(text, text_bytes, "a rank on %s", host);
+    else
+        snprintf(text, text_bytes, "rank %d on %s", tp_rank, host);
+}
+
+static bool is_passed_on(int number) {
+    for (int i = 0; i < N_PASSED_ON; i++)
+        if (passed_on[i] == number) return true;
+    return false;
+}
+
+/* The exit status that stands for how the child ended; says so where the child could not. */
+static int report_end(int wait_status) {
+    if (WIFEXITED(wait_status)) {
+        /* A library that gives up ends with statuses of its own, after a message of its own. */
+        switch (WEXITSTATUS(wait_status)) {
+        case STATUS_OK:
+        case STATUS_USAGE:
+        case STATUS_INPUT:
+        case STATUS_MEMORY:
+        case STATUS_NUMERICS:
+        case STATUS_INTERRUPTED:
+            return WEXITSTATUS(wait_status);
+        default:
+            return STATUS_DEVICE;
+        }
+    }
+    int number = WTERMSIG(wait_status);
+    if (is_passed_on(number)) return STATUS_INTERRUPTED;
+    char rank[320];
+    describe(rank, sizeof rank);
+    log_error("%s was killed by signal %d (%s)%s", rank, number, strsignal(number),
+              number == SIGKILL ? "; if nobody did it, dmesg says whether that host ran out of memory" : "");
+    return STATUS_DEVICE;
+}
+
+/* Counts a tick; whether the child has stood still for too long. */
+static bool stands_still(watch_t *watch) {
+    const heartbeat_t now = heartbeat_read(&board->heartbeat);
+    int limit_s = __atomic_load_n(&board->limit_s, __ATOMIC_RELAXED);
+    bool is_silent = now.is_busy && now.n_beats == watch->n_beats;
+    watch->n_beats = now.n_beats;
+    watch->quiet_s = watch->is_stopped || is_silent ? watch->quiet_s + 1 : 0;
+    __atomic_store_n(&board->n_ticks, board->n_ticks + 1, __ATOMIC_RELAXED);
+    return limit_s > 0 && watch->quiet_s >= limit_s + (watch->is_stopped ? 0 : SILENCE_MORE_S);
+}
+
+/* Takes note of what became of the child; whether it has ended. */
+static bool has_ended(watch_t *watch, int *wait_status) {
+    while (waitpid(watch->child, wait_status, WNOHANG | WUNTRACED | WCONTINUED) == watch->child) {
+        if (WIFEXITED(*wait_status) || WIFSIGNALED(*wait_status)) return true;
+        watch->is_stopped = WIFSTOPPED(*wait_status);
+    }
+    return false;
+}
+
+static int end_standstill(const watch_t *watch) {
+    char rank[320];
+    describe(rank, sizeof rank);
+    log_error("%s %s for %d s; ending the job (--stall-limit sets the time)", rank,
+              watch->is_stopped ? "has been stopped" : "has shown no sign of life", watch->quiet_s);
+    kill(watch->child, SIGKILL);
+    waitpid(watch->child, NULL, 0);
+    return STATUS_DEVICE;
+}
+
+/* `signals` are blocked. */
+static int watch_child(pid_t child, const sigset_t *signals) {
+    const struct timespec tick = {.tv_sec = 1};
+    watch_t watch = {.child = child};
+    int64_t ticked_ns = clock_now_ns();
+    for (;;) {
+        int wait_status, number = sigtimedwait(signals, NULL, &tick);
+        if (is_passed_on(number)) kill(child, number);
+        if (has_ended(&watch, &wait_status)) return report_end(wait_status);
+        int64_t now_ns = clock_now_ns();
+        if (now_ns - ticked_ns < tick_ns) continue;
+        ticked_ns = now_ns;
+        if (stands_still(&watch)) return end_standstill(&watch);
+    }
+}
+
+/* So that ps and top show which process is the rank and which its watcher. */
+static void rename_watcher(int argc, char **argv, pid_t child) {
+    char *end = argv[argc - 1] + strlen(argv[argc - 1]);
+    size_t room = (size_t)(end - argv[0]) + 1;
+    memset(argv[0], 0, room);
+    snprintf(argv[0], room, "galvani: watches process %d", (int)child);
+    prctl(PR_SET_NAME, "galvani-watch");
+}
+
+status_t watchdog_start(int argc, char **argv) {
+    board_t *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) return status_fail(STATUS_DEVICE, "cannot share memory: %s", strerror(errno));
+    shared->tp_rank = -1;
+    shared->limit_s = WATCHDOG_DEFAULT_LIMIT_S;
+    board = shared;
+    heartbeat_use(&shared->heartbeat);
+
+    sigset_t signals, before;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGCHLD);
+    for (int i = 0; i < N_PASSED_ON; i++)
+        sigaddset(&signals, passed_on[i]);
+    sigprocmask(SIG_BLOCK, &signals, &before);
+    pid_t watcher = getpid(), child = fork();
+    if (child < 0) {
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        return status_fail(STATUS_DEVICE, "cannot start a process: %s", strerror(errno));
+    }
+    if (child > 0) {
+        rename_watcher(argc, argv, child);
+        _exit(watch_child(child, &signals));
+    }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != watcher) _exit(STATUS_DEVICE); /* it died before that could take effect */
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return STATUS_OK;
+}
+
+void watchdog_set_rank(int tp_rank) {
+    if (board) __atomic_store_n(&board->tp_rank, tp_rank, __ATOMIC_RELAXED);
+}
+
+void watchdog_set_limit(int seconds) {
+    if (board) __atomic_store_n(&board->limit_s, seconds, __ATOMIC_RELAXED);
+}
+
+/* Time passes at most a tick at a time, so that a pause of both processes at once is none. */
+status_t watchdog_check(void) {
+    static uint64_t seen_ticks;
+    static int64_t checked_ns, quiet_ns;
+    if (!board) return STATUS_OK;
+    uint64_t n_ticks = __atomic_load_n(&board->n_ticks, __ATOMIC_RELAXED);
+    int64_t now_ns = clock_now_ns(), passed_ns = now_ns - checked_ns;
+    if (passed_ns > tick_ns) passed_ns = tick_ns;
+    quiet_ns = n_ticks == seen_ticks ? quiet_ns + passed_ns : 0;
+    seen_ticks = n_ticks;
+    checked_ns = now_ns;
+    int limit_s = board->limit_s;
+    if (limit_s == 0 || quiet_ns < limit_s * tick_ns) return STATUS_OK;
+    return status_fail(STATUS_DEVICE, "process %d, which watches this rank, has been stopped for %d s", (int)getppid(),
+                       limit_s);
+}
