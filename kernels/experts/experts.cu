@@ -1,5 +1,7 @@
 #include "experts/experts.h"
+#include "experts/experts_grouped.cuh"
 #include "experts/nvfp4.cuh"
+#include "linear/linear.h"
 
 namespace {
 
@@ -101,13 +103,17 @@ template <bool NVFP4> void launch_pairs(const experts_args_t *args, __half *act,
 } // namespace
 
 size_t experts_cuda_workspace_bytes(const experts_args_t *args) {
-    return (size_t)(args->n_tokens * args->top_k * args->intermediate) * sizeof(__half);
+    int64_t n_few = args->n_tokens < LINEAR_MAX_GEMV_TOKENS ? args->n_tokens : (int64_t)LINEAR_MAX_GEMV_TOKENS;
+    size_t few = (size_t)(n_few * args->top_k * args->intermediate) * sizeof(__half);
+    size_t many = args->n_tokens > LINEAR_MAX_GEMV_TOKENS ? experts_grouped_workspace_bytes(args) : 0;
+    return few > many ? few : many;
 }
 
 status_t launch_experts(const experts_args_t *args, const device_queue_t *queue) {
     if (args->hidden_size % NVFP4_BLOCK_VALUES || args->intermediate % NVFP4_BLOCK_VALUES)
         return status_fail(STATUS_USAGE, "experts of %lld by %lld values: the CUDA backend computes multiples of 16",
                            (long long)args->intermediate, (long long)args->hidden_size);
+    if (args->n_tokens > LINEAR_MAX_GEMV_TOKENS) return launch_experts_grouped(args, queue);
     __half *act = (__half *)args->workspace;
     if (args->expert_weights.gate_up_codes)
         launch_pairs<true>(args, act, queue->stream);

@@ -32,6 +32,9 @@ extern "C" {
 
 typedef struct backend backend_t;
 
+/* Time stamps at most, see mark. */
+enum { BACKEND_MAX_MARKS = 16384 };
+
 typedef struct backend_ops {
     const char *name;        /* "cpu" or "cuda" */
     size_t activation_bytes; /* of one activation_t in this backend's memory */
@@ -74,6 +77,12 @@ typedef struct backend_ops {
     status_t (*record_end)(backend_t *backend, void **recording);
     status_t (*replay)(backend_t *backend, void *recording);
     void (*record_free)(backend_t *backend, void *recording); /* NULL is allowed */
+
+    /* Time stamps of the device: number `index` behind the work so far, also where that is being recorded; later the
+     * time of each of the first n since number 0, in ns, once the work is done. NULL where ops are done when they
+     * return. */
+    status_t (*mark)(backend_t *backend, size_t index);
+    status_t (*read_marks)(backend_t *backend, size_t n, int64_t *ns);
 
     /* Sum over ranks in rank order, the same bits on every rank. Collective. */
     status_t (*all_reduce)(backend_t *backend, activation_t *data, size_t n);

@@ -34,6 +34,9 @@ typedef struct cuda_state {
     int next_slot;
     f16_losses_t *losses;     /* of the matrices so far, on the device */
     all_reduce_t *all_reduce; /* NULL with one rank */
+    cudaEvent_t *marks;       /* [BACKEND_MAX_MARKS], the first n_marks created */
+    size_t n_marks;
+    bool is_recording;
 } cuda_state_t;
 
 static cuda_state_t *state_of(const backend_t *backend) { return backend->state; }
@@ -192,12 +195,32 @@ static status_t cuda_loaded(backend_t *backend) {
     return STATUS_OK;
 }
 
+static status_t cuda_mark(backend_t *backend, size_t index) {
+    cuda_state_t *state = state_of(backend);
+    for (; state->n_marks <= index; state->n_marks++)
+        TRY(check_cuda(cudaEventCreate(&state->marks[state->n_marks]), "creating a time stamp"));
+    unsigned int flags = state->is_recording ? cudaEventRecordExternal : cudaEventRecordDefault;
+    return check_cuda(cudaEventRecordWithFlags(state->marks[index], state->queue.stream, flags), "a time stamp");
+}
+
+static status_t cuda_read_marks(backend_t *backend, size_t n, int64_t *ns) {
+    const cuda_state_t *state = state_of(backend);
+    for (size_t i = 0; i < n; i++) {
+        float ms;
+        TRY(check_cuda(cudaEventElapsedTime(&ms, state->marks[0], state->marks[i]), "reading a time stamp"));
+        ns[i] = (int64_t)((double)ms * 1e6);
+    }
+    return STATUS_OK;
+}
+
 static status_t cuda_record_begin(backend_t *backend) {
+    state_of(backend)->is_recording = true;
     return check_cuda(cudaStreamBeginCapture(state_of(backend)->queue.stream, cudaStreamCaptureModeThreadLocal),
                       "recording a step");
 }
 
 static status_t cuda_record_end(backend_t *backend, void **recording) {
+    state_of(backend)->is_recording = false;
     cudaGraph_t graph = NULL;
     cudaGraphExec_t executable;
     TRY(check_cuda(cudaStreamEndCapture(state_of(backend)->queue.stream, &graph), "recording a step"));
@@ -252,6 +275,9 @@ static void cuda_destroy(backend_t *backend) {
         gemm_destroy(&state->queue);
         while (state->blocks)
             cuda_free(backend, state->blocks->pointer);
+        for (size_t i = 0; i < state->n_marks; i++)
+            cudaEventDestroy(state->marks[i]);
+        memory_free(state->marks);
         if (state->slots) cudaFreeHost(state->slots);
         if (state->queue.stream) cudaStreamDestroy(state->queue.stream);
         memory_free(state);
@@ -281,6 +307,8 @@ static const backend_ops_t cuda_ops = {
     .record_end = cuda_record_end,
     .replay = cuda_replay,
     .record_free = cuda_record_free,
+    .mark = cuda_mark,
+    .read_marks = cuda_read_marks,
     .all_reduce = cuda_all_reduce,
     .gr_mix_workspace_bytes = gr_mix_cuda_workspace_bytes,
     .gdn_core_workspace_bytes = gdn_core_cuda_workspace_bytes,
@@ -332,6 +360,8 @@ static status_t open_device(backend_t *backend) {
     void *memory;
     TRY(check_cuda(cudaHostAlloc(&memory, (size_t)N_SLOTS * SLOT_BYTES, cudaHostAllocDefault), "pinning host memory"));
     state->slots = memory;
+    TRY(memory_alloc(MEMORY_OTHER, BACKEND_MAX_MARKS, sizeof(cudaEvent_t), &memory));
+    state->marks = memory;
     TRY(cuda_alloc(backend, MEMORY_OTHER, sizeof(f16_losses_t), &memory));
     state->losses = memory;
     return gemm_create(&state->queue);

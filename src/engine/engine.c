@@ -20,6 +20,7 @@ struct engine {
     char *config_json;
     int64_t max_context, prefill_chunk;
     bool record;
+    bool is_decode; /* the last step had one token */
     int64_t n_valid_tokens;
 
     op_trace_t *trace;
@@ -161,7 +162,7 @@ static status_t load(engine_t *engine, const engine_args_t *args, tensor_source_
     memcpy(engine->model_digest, info->model_digest, sizeof engine->model_digest);
     TRY(check_same_model(engine->comm, info, args->model));
     TRY(comm_agree(engine->comm, take_settings(engine, args)));
-    TRY(comm_agree(engine->comm, op_trace_create(args->keep_op_records, &engine->trace)));
+    TRY(comm_agree(engine->comm, op_trace_create(engine->backend, args->keep_op_records, &engine->trace)));
     TRY(comm_agree(engine->comm, check_memory(engine, source, local)));
     TRY(comm_agree(engine->comm, alloc_state(engine, info->config_json, local)));
     return weights_load(source, engine->backend, &engine->weights);
@@ -250,6 +251,7 @@ static status_t gather_pairs(engine_t *engine) {
     };
     token_pair_t pair;
     TRY(backend->ops->argmax(backend, &args));
+    op_trace_stamp(engine->trace, OP_GROUP_SAMPLING, "argmax");
     TRY(backend->ops->download(backend, &pair, engine->pair, sizeof pair));
     comm_gather(engine->comm, &pair, sizeof pair, engine->pairs);
     return STATUS_OK;
@@ -332,7 +334,8 @@ status_t engine_sample(engine_t *engine, const sampling_t *sampling, status_t ou
                            engine->sequence->pos);
     if (is_root) fill_sample(engine, sampling, &chosen);
     chosen.token = outcome.token;
-    op_trace_end(engine->trace, OP_GROUP_SAMPLING, -1, "sample");
+    op_trace_end_host(engine->trace, OP_GROUP_SAMPLING, "sample");
+    TRY(op_trace_collect(engine->trace, engine->is_decode));
     *sample = chosen;
     return STATUS_OK;
 }

@@ -28,19 +28,35 @@ const char *op_group_name(op_group_t group) {
     return names[group];
 }
 
-status_t op_trace_create(bool keep_records, op_trace_t **trace) {
+static status_t alloc_marks(backend_t *backend, op_trace_t *trace) {
+    void *memory;
+    TRY(memory_alloc(MEMORY_OTHER, BACKEND_MAX_MARKS, sizeof(op_mark_t), &memory));
+    trace->marks = memory;
+    TRY(memory_alloc(MEMORY_OTHER, BACKEND_MAX_MARKS, sizeof(int64_t), &memory));
+    trace->mark_ns = memory;
+    trace->device = backend;
+    trace->is_detailed = true;
+    return STATUS_OK;
+}
+
+static status_t alloc_records(op_trace_t *trace) {
+    void *memory;
+    TRY(memory_alloc(MEMORY_OTHER, RECORDS, sizeof(op_record_t), &memory));
+    trace->records = memory;
+    trace->capacity = RECORDS;
+    trace->keep_records = true;
+    return STATUS_OK;
+}
+
+status_t op_trace_create(backend_t *backend, bool keep_records, op_trace_t **trace) {
     void *memory;
     TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(op_trace_t), &memory));
     op_trace_t *created = memory;
-    if (keep_records) {
-        status_t status = memory_alloc(MEMORY_OTHER, RECORDS, sizeof(op_record_t), &memory);
-        if (status != STATUS_OK) {
-            memory_free(created);
-            return status;
-        }
-        created->records = memory;
-        created->capacity = RECORDS;
-        created->keep_records = true;
+    status_t status = keep_records ? alloc_records(created) : STATUS_OK;
+    if (status == STATUS_OK && backend->ops->mark) status = alloc_marks(backend, created);
+    if (status != STATUS_OK) {
+        op_trace_destroy(created);
+        return status;
     }
     *trace = created;
     return STATUS_OK;
@@ -49,21 +65,88 @@ status_t op_trace_create(bool keep_records, op_trace_t **trace) {
 void op_trace_destroy(op_trace_t *trace) {
     if (!trace) return;
     memory_free(trace->records);
+    memory_free(trace->marks);
+    memory_free(trace->mark_ns);
     memory_free(trace);
 }
 
 void op_trace_reset(op_trace_t *trace) {
     memset(trace->group_ns, 0, sizeof trace->group_ns);
     trace->n_records = 0;
+    trace->n_marks = 0;
 }
 
-void op_trace_begin(op_trace_t *trace) { trace->begin_ns = clock_now_ns(); }
+static void keep_record(op_trace_t *trace, op_record_t record) {
+    trace->group_ns[record.group] += record.dur_ns;
+    if (trace->n_records < trace->capacity) trace->records[trace->n_records++] = record;
+}
+
+/* Past the last stamp, ops count as part of the next that has one. */
+static void stamp(op_trace_t *trace, op_mark_t mark) {
+    if (trace->n_marks == BACKEND_MAX_MARKS || trace->status != STATUS_OK) return;
+    trace->marks[trace->n_marks] = mark;
+    trace->status = trace->device->ops->mark(trace->device, trace->n_marks++);
+}
+
+void op_trace_begin(op_trace_t *trace) {
+    if (trace->device && trace->n_marks > 0) return;
+    trace->begin_ns = clock_now_ns();
+    if (trace->device) stamp(trace, (op_mark_t){.layer = -1});
+}
 
 void op_trace_end(op_trace_t *trace, op_group_t group, int32_t layer, const char *op) {
     heartbeat();
-    int64_t dur_ns = clock_now_ns() - trace->begin_ns;
-    trace->group_ns[group] += dur_ns;
-    if (trace->n_records == trace->capacity) return;
-    trace->records[trace->n_records++] =
-        (op_record_t){.layer = layer, .group = group, .op = op, .start_ns = trace->begin_ns, .dur_ns = dur_ns};
+    if (trace->device) {
+        if (trace->is_detailed) stamp(trace, (op_mark_t){.layer = layer, .group = group, .op = op});
+        return;
+    }
+    keep_record(trace, (op_record_t){.layer = layer,
+                                     .group = group,
+                                     .op = op,
+                                     .start_ns = trace->begin_ns,
+                                     .dur_ns = clock_now_ns() - trace->begin_ns});
+}
+
+void op_trace_end_host(op_trace_t *trace, op_group_t group, const char *op) {
+    if (!trace->device) op_trace_end(trace, group, -1, op);
+}
+
+void op_trace_stamp(op_trace_t *trace, op_group_t group, const char *op) {
+    if (trace->device) stamp(trace, (op_mark_t){.layer = -1, .group = group, .op = op});
+}
+
+void op_trace_replay(op_trace_t *trace, const op_mark_t *marks, size_t n_marks) {
+    memcpy(trace->marks + trace->n_marks, marks, n_marks * sizeof *marks);
+    trace->n_marks += n_marks;
+}
+
+static void share_out(op_trace_t *trace, int64_t total_ns) {
+    for (int group = 0; group < OP_N_GROUPS; group++)
+        trace->group_ns[group] += (int64_t)((double)total_ns * trace->shares[group]);
+}
+
+static void remember_shares(op_trace_t *trace, int64_t total_ns) {
+    for (int group = 0; group < OP_N_GROUPS; group++)
+        trace->shares[group] = total_ns > 0 ? (double)trace->group_ns[group] / (double)total_ns : 0.0;
+}
+
+status_t op_trace_collect(op_trace_t *trace, bool is_decode) {
+    if (!trace->device || trace->n_marks < 2) return STATUS_OK;
+    status_t status = trace->status;
+    trace->status = STATUS_OK;
+    TRY(status);
+    size_t n = trace->n_marks;
+    TRY(trace->device->ops->read_marks(trace->device, n, trace->mark_ns));
+    if (!trace->is_detailed) {
+        share_out(trace, trace->mark_ns[n - 1]);
+        return STATUS_OK;
+    }
+    for (size_t i = 1; i < n; i++)
+        keep_record(trace, (op_record_t){.layer = trace->marks[i].layer,
+                                         .group = trace->marks[i].group,
+                                         .op = trace->marks[i].op,
+                                         .start_ns = trace->begin_ns + trace->mark_ns[i - 1],
+                                         .dur_ns = trace->mark_ns[i] - trace->mark_ns[i - 1]});
+    if (is_decode) remember_shares(trace, trace->mark_ns[n - 1]);
+    return STATUS_OK;
 }

@@ -2,12 +2,18 @@
 #define GALVANI_MODEL_OP_TRACE_H
 
 /* Where a step's time goes on one rank. Every op of the step reports its begin and end here; the time between ops
- * belongs to no op and ends up in host_gap. */
+ * belongs to no op and ends up in host_gap.
+ *
+ * Where ops are done when they return, the host's clock times them. Where they are only queued (a backend with `mark`),
+ * the device stamps the time behind each op, an op's time is that from the stamp before, and the stamps are read once a
+ * step (op_trace_collect). Stamps cost time themselves, so a step may be traced without them between its first and its
+ * last: its time is then shared out as the last step with all stamps was. */
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/backend.h"
 #include "base/status.h"
 
 #ifdef __cplusplus
@@ -42,15 +48,31 @@ typedef struct op_record {
     int64_t start_ns, dur_ns;
 } op_record_t;
 
+/* What the device's stamp number i stands behind. */
+typedef struct op_mark {
+    int32_t layer;
+    op_group_t group;
+    const char *op;
+} op_mark_t;
+
 typedef struct op_trace {
     int64_t group_ns[OP_N_GROUPS]; /* of the current step */
     bool keep_records;
     op_record_t *records; /* [capacity], of the current step; NULL unless keep_records */
     size_t n_records, capacity;
-    int64_t begin_ns; /* of the op now running */
+    int64_t begin_ns; /* of the op now running; with stamps, of the step */
+
+    backend_t *device; /* NULL: the host's clock times the ops */
+    bool is_detailed;  /* every op is stamped */
+    op_mark_t *marks;  /* [BACKEND_MAX_MARKS]; [0] is the step's begin */
+    int64_t *mark_ns;  /* [BACKEND_MAX_MARKS] */
+    size_t n_marks;
+    double shares[OP_N_GROUPS]; /* of the last step that was detailed and decoded */
+    status_t status;            /* of the stamps since the last op_trace_collect */
 } op_trace_t;
 
-status_t op_trace_create(bool keep_records, op_trace_t **trace);
+/* `backend` is borrowed. */
+status_t op_trace_create(backend_t *backend, bool keep_records, op_trace_t **trace);
 void op_trace_destroy(op_trace_t *trace); /* NULL is allowed */
 
 /* Forgets the last step. */
@@ -60,6 +82,18 @@ void op_trace_reset(op_trace_t *trace);
  * is dropped from the records, never from the sums. */
 void op_trace_begin(op_trace_t *trace);
 void op_trace_end(op_trace_t *trace, op_group_t group, int32_t layer, const char *op);
+
+/* The same for work of the host alone, which a device has no stamp for. */
+void op_trace_end_host(op_trace_t *trace, op_group_t group, const char *op);
+
+/* A stamp behind queued work, also where the step is not detailed: its last one gives the step's time. */
+void op_trace_stamp(op_trace_t *trace, op_group_t group, const char *op);
+
+/* Ops that were stamped while they were recorded run again: they take the next stamps. */
+void op_trace_replay(op_trace_t *trace, const op_mark_t *marks, size_t n_marks);
+
+/* Reads the stamps; the device's work is done. `is_decode`: the step's shares may stand for later ones. */
+status_t op_trace_collect(op_trace_t *trace, bool is_decode);
 
 #ifdef __cplusplus
 }

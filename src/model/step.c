@@ -13,6 +13,15 @@ typedef struct step_input {
     int32_t tokens[];                       /* [max_tokens] */
 } step_input_t;
 
+typedef struct recording {
+    void *work;       /* the backend's; NULL: not made yet */
+    op_mark_t *marks; /* [n_marks]: the stamps that it makes */
+    size_t n_marks;
+} recording_t;
+
+/* Every how many-th decode step the trace stamps every op, where it does not for all. */
+enum { DETAIL_INTERVAL = 32 };
+
 struct step {
     step_args_t args;
     step_observer_t observer;
@@ -23,10 +32,10 @@ struct step {
 
     /* The decode step, recorded for these weights and this sequence when it runs the second time: the first loads the
      * device's code, which may not happen while recording. */
-    void *recording;
+    recording_t plain, detailed; /* without and with the trace's stamps */
     const weights_t *recorded_weights;
     const sequence_t *recorded_sequence;
-    bool has_decoded;
+    int64_t n_decoded;
 
     /* Of the call that runs. */
     int64_t n_tokens;
@@ -211,10 +220,17 @@ failed:
     return status;
 }
 
+static void free_recording(backend_t *backend, recording_t *recording) {
+    if (recording->work) backend->ops->record_free(backend, recording->work);
+    memory_free(recording->marks);
+    *recording = (recording_t){0};
+}
+
 void step_destroy(step_t *step) {
     if (!step) return;
     backend_t *backend = step->args.backend;
-    if (step->recording) backend->ops->record_free(backend, step->recording);
+    free_recording(backend, &step->plain);
+    free_recording(backend, &step->detailed);
     backend->ops->free(backend, step->block);
     memory_free(step->input_host);
     memory_free(step);
@@ -528,37 +544,57 @@ static bool is_recordable(const step_t *step, bool want_logits) {
     return step->args.record && step->args.backend->can_record && step->n_tokens == 1 && want_logits && !step->observer;
 }
 
+static status_t make_recording(step_t *step, const weights_t *weights, sequence_t *sequence, recording_t *recording) {
+    backend_t *backend = step->args.backend;
+    op_trace_t *trace = step->args.trace;
+    size_t n_before = trace->n_marks;
+    TRY(backend->ops->record_begin(backend));
+    status_t status = run_ops(step, weights, sequence, true);
+    status_t ended = backend->ops->record_end(backend, &recording->work);
+    TRY(status != STATUS_OK ? status : ended);
+    void *memory;
+    recording->n_marks = trace->n_marks - n_before;
+    TRY(memory_alloc(MEMORY_OTHER, recording->n_marks, sizeof(op_mark_t), &memory));
+    recording->marks = memory;
+    memcpy(recording->marks, trace->marks + n_before, recording->n_marks * sizeof(op_mark_t));
+    trace->n_marks = n_before;
+    return STATUS_OK;
+}
+
 /* run_ops by a recording, made here if there is none for these weights and this sequence. */
 static status_t replay_ops(step_t *step, const weights_t *weights, sequence_t *sequence) {
     backend_t *backend = step->args.backend;
-    if (step->recording && (step->recorded_weights != weights || step->recorded_sequence != sequence)) {
-        backend->ops->record_free(backend, step->recording);
-        step->recording = NULL;
+    recording_t *recording = step->args.trace->is_detailed ? &step->detailed : &step->plain;
+    if (step->recorded_weights != weights || step->recorded_sequence != sequence) {
+        free_recording(backend, &step->plain);
+        free_recording(backend, &step->detailed);
     }
-    if (!step->recording) {
-        TRY(backend->ops->record_begin(backend));
-        status_t status = run_ops(step, weights, sequence, true);
-        status_t ended = backend->ops->record_end(backend, &step->recording);
-        TRY(status != STATUS_OK ? status : ended);
-        step->recorded_weights = weights;
-        step->recorded_sequence = sequence;
-        op_trace_reset(step->args.trace);
-    }
-    RUN(step, OP_GROUP_OTHER, "replay", backend->ops->replay(backend, step->recording));
+    step->recorded_weights = weights;
+    step->recorded_sequence = sequence;
+    if (!recording->work) TRY(make_recording(step, weights, sequence, recording));
+    TRY(backend->ops->replay(backend, recording->work));
+    op_trace_replay(step->args.trace, recording->marks, recording->n_marks);
     return STATUS_OK;
+}
+
+/* Whether the trace stamps every op of this step. */
+static bool wants_detail(const step_t *step) {
+    const op_trace_t *trace = step->args.trace;
+    return trace->keep_records || step->n_tokens > 1 || step->n_decoded % DETAIL_INTERVAL <= 1;
 }
 
 status_t step_run(step_t *step, const weights_t *weights, sequence_t *sequence, const int32_t *tokens, int64_t n_tokens,
                   bool want_logits) {
     step->n_tokens = n_tokens;
     step->layer = -1;
+    step->args.trace->is_detailed = wants_detail(step);
     TRY(upload_input(step, sequence, tokens));
-    if (is_recordable(step, want_logits) && step->has_decoded) {
+    if (is_recordable(step, want_logits) && step->n_decoded > 0)
         TRY(replay_ops(step, weights, sequence));
-    } else {
+    else
         TRY(run_ops(step, weights, sequence, want_logits));
-        step->has_decoded = step->has_decoded || n_tokens == 1;
-    }
+    op_trace_stamp(step->args.trace, OP_GROUP_OTHER, "end");
+    step->n_decoded += n_tokens == 1;
     sequence_advance(sequence, tokens, n_tokens);
     return STATUS_OK;
 }
