@@ -13,6 +13,7 @@
 #include "base/h5.h"
 #include "base/hash.h"
 #include "base/memory.h"
+#include "shard/seal.h"
 #include "shard/shard_file.h"
 
 enum { VERIFY_BUFFER_BYTES = 512 << 10 };
@@ -185,6 +186,7 @@ static status_t open_reader(const char *directory, int tp_rank, int tp_size, sha
     if (!file_exists(reader->path)) return fail_missing(directory, reader->path, tp_size);
     reader->fd = open(reader->path, O_RDONLY | O_CLOEXEC);
     if (reader->fd < 0) return status_fail(STATUS_INPUT, "cannot read %s: %s", reader->path, strerror(errno));
+    TRY(seal_check(reader->fd, reader->path));
     hid_t file;
     TRY(h5_open_for_read(reader->path, &file, NULL));
     status_t status = read_attributes(file, tp_rank, tp_size, reader);
