@@ -10,8 +10,9 @@
 
 enum { ALIGNMENT = 64 };
 
-/* Stands before each block, padded to ALIGNMENT, so that memory_free knows label and size. */
+/* Stands right before each block, so that memory_free knows what to give back. */
 typedef struct block_header {
+    void *base; /* what calloc gave */
     size_t bytes;
     memory_label_t label;
 } block_header_t;
@@ -52,32 +53,34 @@ void memory_unaccount(memory_label_t label, size_t bytes) {
 }
 
 status_t memory_alloc(memory_label_t label, size_t n, size_t item_bytes, void **pointer) {
-    size_t bytes;
+    size_t bytes, room = sizeof(block_header_t) + ALIGNMENT;
     TRY(memory_product(n, item_bytes, &bytes));
-    unsigned char *base = NULL;
-    if (bytes < SIZE_MAX - 2 * ALIGNMENT) {
-        size_t rounded = (bytes + 2 * ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-        base = aligned_alloc(ALIGNMENT, rounded);
-        if (base) memset(base, 0, rounded);
-    }
+    /* calloc: large blocks come zeroed from the kernel, page by page as they are used. */
+    void *base = bytes <= SIZE_MAX - room ? calloc(1, bytes + room) : NULL;
     if (!base)
         return status_fail(STATUS_MEMORY, "no memory for %s: %.1f MiB needed, %.1f MiB available",
                            memory_label_name(label), (double)bytes / 1048576.0,
                            (double)memory_available_bytes() / 1048576.0);
-    block_header_t *header = (block_header_t *)(void *)base;
-    header->bytes = bytes;
-    header->label = label;
-    memory_account(label, bytes);
-    *pointer = base + ALIGNMENT;
+    uintptr_t aligned = ((uintptr_t)base + room) / ALIGNMENT * ALIGNMENT;
+    block_header_t *header = (block_header_t *)aligned - 1;
+    *header = (block_header_t){.base = base, .bytes = bytes, .label = label};
+    pthread_mutex_lock(&account_lock);
+    label_bytes[label] += bytes;
+    total_bytes += bytes;
+    if (total_bytes > peak_bytes) peak_bytes = total_bytes;
+    pthread_mutex_unlock(&account_lock);
+    *pointer = (void *)aligned;
     return STATUS_OK;
 }
 
 void memory_free(void *pointer) {
     if (!pointer) return;
-    unsigned char *base = (unsigned char *)pointer - ALIGNMENT;
-    const block_header_t *header = (const block_header_t *)(const void *)base;
-    memory_unaccount(header->label, header->bytes);
-    free(base);
+    const block_header_t *header = (const block_header_t *)pointer - 1;
+    pthread_mutex_lock(&account_lock);
+    label_bytes[header->label] -= header->bytes;
+    total_bytes -= header->bytes;
+    pthread_mutex_unlock(&account_lock);
+    free(header->base);
 }
 
 size_t memory_bytes(memory_label_t label) { return label_bytes[label]; }
