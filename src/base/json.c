@@ -1,21 +1,20 @@
 #include "base/json.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
+#include "base/memory.h"
+
 status_t json_read_file(const char *path, json_t **value) {
-    FILE *file = fopen(path, "rb");
-    if (!file) return status_fail(STATUS_INPUT, "cannot open %s: %s", path, strerror(errno));
-    json_error_t error;
-    json_t *parsed = json_loadf(file, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
-    fclose(file);
-    if (!parsed)
-        return status_fail(STATUS_INPUT, "%s is not valid JSON: line %d, column %d: %s", path, error.line, error.column,
-                           error.text);
-    *value = parsed;
-    return STATUS_OK;
+    /* Whole files in memory: jansson reads a stream a character at a time. */
+    char *text;
+    size_t text_bytes;
+    TRY(file_read_all(path, &text, &text_bytes));
+    status_t status = json_read_text(text, text_bytes, path, value);
+    memory_free(text);
+    return status;
 }
 
 status_t json_read_text(const char *text, size_t text_bytes, const char *where, json_t **value) {

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +16,20 @@
 /* A checkpoint may have more files than a process may open. */
 enum { MAX_OPEN_FILES = 64, PATH_BYTES = 4096 };
 
+/* A file's descriptor, -1 while it is closed, and how many threads read from it now. */
+typedef struct descriptor {
+    int fd, n_users;
+} descriptor_t;
+
 struct checkpoint {
     char directory[PATH_BYTES];
-    size_t n_files, n_tensors, n_open;
+    size_t n_files, n_tensors;
     checkpoint_file_t *files;
     safetensors_header_t *headers; /* [n_files] */
-    int *descriptors;              /* [n_files], -1 while closed */
     checkpoint_tensor_t *tensors;
+    pthread_mutex_t lock;      /* for what follows */
+    descriptor_t *descriptors; /* [n_files] */
+    size_t n_open;
 };
 
 status_t checkpoint_weight_map(const json_t *root, const char *where, const json_t **weight_map) {
@@ -66,7 +74,7 @@ static status_t alloc_files(checkpoint_t *checkpoint, size_t n_files) {
     TRY(memory_alloc(MEMORY_OTHER, n_files, sizeof *checkpoint->descriptors, &memory));
     checkpoint->descriptors = memory;
     for (size_t i = 0; i < n_files; i++)
-        checkpoint->descriptors[i] = -1;
+        checkpoint->descriptors[i].fd = -1;
     checkpoint->n_files = n_files;
     return STATUS_OK;
 }
@@ -178,6 +186,7 @@ status_t checkpoint_open(const char *directory, checkpoint_t **checkpoint) {
     TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(checkpoint_t), &memory));
     checkpoint_t *opened = memory;
     strcpy(opened->directory, directory);
+    pthread_mutex_init(&opened->lock, NULL);
     status_t status = open_files(opened);
     if (status != STATUS_OK) {
         checkpoint_close(opened);
@@ -187,12 +196,15 @@ status_t checkpoint_open(const char *directory, checkpoint_t **checkpoint) {
     return STATUS_OK;
 }
 
+/* Closes all files that no thread reads from. */
 static void close_descriptors(checkpoint_t *checkpoint) {
     for (size_t i = 0; i < checkpoint->n_files; i++) {
-        if (checkpoint->descriptors[i] >= 0) close(checkpoint->descriptors[i]);
-        checkpoint->descriptors[i] = -1;
+        descriptor_t *descriptor = &checkpoint->descriptors[i];
+        if (descriptor->fd < 0 || descriptor->n_users > 0) continue;
+        close(descriptor->fd);
+        descriptor->fd = -1;
+        checkpoint->n_open--;
     }
-    checkpoint->n_open = 0;
 }
 
 void checkpoint_close(checkpoint_t *checkpoint) {
@@ -206,6 +218,7 @@ void checkpoint_close(checkpoint_t *checkpoint) {
     memory_free(checkpoint->headers);
     memory_free(checkpoint->descriptors);
     memory_free(checkpoint->tensors);
+    pthread_mutex_destroy(&checkpoint->lock);
     memory_free(checkpoint);
 }
 
@@ -227,16 +240,38 @@ const checkpoint_tensor_t *checkpoint_find(const checkpoint_t *checkpoint, const
     return bsearch(&key, checkpoint->tensors, checkpoint->n_tensors, sizeof key, compare_tensor_names);
 }
 
+/* Opens the file if need be; it stays open at least until release_file. */
+static status_t acquire_file(checkpoint_t *checkpoint, size_t file, const char *path, int *fd) {
+    status_t status = STATUS_OK;
+    pthread_mutex_lock(&checkpoint->lock);
+    descriptor_t *descriptor = &checkpoint->descriptors[file];
+    if (descriptor->fd < 0) {
+        if (checkpoint->n_open >= MAX_OPEN_FILES) close_descriptors(checkpoint);
+        descriptor->fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (descriptor->fd < 0)
+            status = status_fail(STATUS_INPUT, "cannot open %s: %s", path, strerror(errno));
+        else
+            checkpoint->n_open++;
+    }
+    if (status == STATUS_OK) descriptor->n_users++;
+    *fd = descriptor->fd;
+    pthread_mutex_unlock(&checkpoint->lock);
+    return status;
+}
+
+static void release_file(checkpoint_t *checkpoint, size_t file) {
+    pthread_mutex_lock(&checkpoint->lock);
+    checkpoint->descriptors[file].n_users--;
+    pthread_mutex_unlock(&checkpoint->lock);
+}
+
 status_t checkpoint_read(checkpoint_t *checkpoint, const checkpoint_tensor_t *tensor, uint64_t offset, size_t bytes,
                          void *data) {
     char path[PATH_BYTES];
+    int fd;
     TRY(file_path(checkpoint, tensor->file, path));
-    int *fd = &checkpoint->descriptors[tensor->file];
-    if (*fd < 0) {
-        if (checkpoint->n_open == MAX_OPEN_FILES) close_descriptors(checkpoint);
-        *fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (*fd < 0) return status_fail(STATUS_INPUT, "cannot open %s: %s", path, strerror(errno));
-        checkpoint->n_open++;
-    }
-    return file_read_at(*fd, path, data, bytes, tensor->info->offset + offset);
+    TRY(acquire_file(checkpoint, tensor->file, path, &fd));
+    status_t status = file_read_at(fd, path, data, bytes, tensor->info->offset + offset);
+    release_file(checkpoint, tensor->file);
+    return status;
 }

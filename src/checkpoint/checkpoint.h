@@ -45,8 +45,8 @@ const checkpoint_tensor_t *checkpoint_tensors(const checkpoint_t *checkpoint, si
 /* The tensor of that exact name, or NULL. */
 const checkpoint_tensor_t *checkpoint_find(const checkpoint_t *checkpoint, const char *name);
 
-/* Reads `bytes` bytes of a tensor's data from `offset` on; they must lie inside it. Not thread-safe: it keeps a limited
- * number of files open. */
+/* Reads `bytes` bytes of a tensor's data from `offset` on; they must lie inside it. Thread-safe; keeps a
+ * limited number of files open. */
 status_t checkpoint_read(checkpoint_t *checkpoint, const checkpoint_tensor_t *tensor, uint64_t offset, size_t bytes,
                          void *data);
 

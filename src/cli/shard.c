@@ -35,6 +35,7 @@ static status_t convert(const options_t *options, comm_t *comm) {
         .output = options->out,
         .created_by = created_by,
         .tp_size = (int)options->tp,
+        .n_threads = comm_local_cores(comm),
         .tp_rank = n_ranks > 1 ? comm_tp_rank(comm) : SHARD_ALL_RANKS,
         .quantize_experts = options->quantize_experts != NULL,
         .show_progress = !options->quiet && comm_tp_rank(comm) == 0,

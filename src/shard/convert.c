@@ -249,12 +249,44 @@ static void combine(job_t *job, transfer_t *transfer) {
     transfer->n_inexact = sum.n_inexact;
 }
 
+/* The datasets one after another by one thread, or the next one to whoever is free. */
+static status_t transfer_datasets(job_t *job, transfer_t *transfer, size_t *next) {
+    TRY(transfer_begin(transfer));
+    for (;;) {
+        size_t index;
+#pragma omp atomic capture
+        index = (*next)++;
+        if (index >= job->n_tensors) return STATUS_OK;
+        TRY(transfer_dataset(transfer, index));
+    }
+}
+
+/* `transfer` is where each thread starts from, and holds the sum of their results in the end. */
 static status_t transfer_all(job_t *job, transfer_t *transfer) {
     TRY(verifier_start(job->n_tensors * (size_t)job->n_targets, &transfer->verifier));
-    TRY(transfer_begin(transfer));
-    for (size_t i = 0; i < job->n_tensors; i++)
-        TRY(transfer_dataset(transfer, i));
-    return STATUS_OK;
+    const transfer_t start = *transfer;
+    status_t status = STATUS_OK;
+    size_t next = 0;
+    int n_threads = job->args->n_threads > 1 && !job->args->group ? job->args->n_threads : 1;
+#pragma omp parallel num_threads(n_threads)
+    {
+        transfer_t own = start;
+        status_t own_status = transfer_datasets(job, &own, &next);
+        transfer_end(&own);
+        if (own_status != STATUS_OK) {
+#pragma omp atomic write
+            next = job->n_tensors;
+        }
+#pragma omp critical
+        {
+            transfer->content += own.content;
+            transfer->n_overflow += own.n_overflow;
+            transfer->n_inexact += own.n_inexact;
+            transfer->has_agreed_on_failure |= own.has_agreed_on_failure;
+            if (status == STATUS_OK) status = own_status;
+        }
+    }
+    return status;
 }
 
 static status_t finish_all(job_t *job) {
@@ -307,7 +339,6 @@ static status_t convert(job_t *job) {
     progress_start(&progress, "writing", bytes * (uint64_t)n_files, show);
     status = transfer_all(job, &transfer);
     progress_end(&progress);
-    transfer_end(&transfer);
     status_t verified = verifier_finish(transfer.verifier, status != STATUS_OK);
     if (status == STATUS_OK) status = verified;
     if (!transfer.has_agreed_on_failure) status = agree(job, status);

@@ -27,6 +27,7 @@ typedef struct shard_convert_args {
     const char *created_by; /* which program this is, for the files; NULL for no more than its name */
     int tp_size;
     int tp_rank;                /* whose file to write, or SHARD_ALL_RANKS for all of them by this one process */
+    int n_threads;              /* that work on different datasets; with a group one does. 0 is 1 */
     bool quantize_experts;      /* BF16 experts become NVFP4 instead of FP16 */
     bool show_progress;         /* on stderr */
     const shard_group_t *group; /* NULL for a process alone; else tp_size processes call with tp_rank 0 .. tp_size-1 */

@@ -13,6 +13,7 @@ static const int64_t redraw_ns = 200000000, line_ns = 2000000000;
 
 void progress_start(progress_t *progress, const char *what, uint64_t total_bytes, bool is_shown) {
     *progress = (progress_t){
+        .lock = PTHREAD_MUTEX_INITIALIZER,
         .what = what,
         .total_bytes = total_bytes,
         .start_ns = clock_now_ns(),
@@ -39,8 +40,8 @@ static void draw(progress_t *progress, int64_t now_ns) {
     progress->drawn_ns = now_ns;
 }
 
-void progress_add(progress_t *progress, uint64_t bytes) {
-    progress->done_bytes += bytes;
+/* Draws where it is time to. */
+static void refresh(progress_t *progress) {
     if (!progress->is_shown || progress->total_bytes == 0) return;
     int64_t now_ns = clock_now_ns();
     if (now_ns - progress->drawn_ns < (progress->is_terminal ? redraw_ns : line_ns)) return;
@@ -50,9 +51,18 @@ void progress_add(progress_t *progress, uint64_t bytes) {
     draw(progress, now_ns);
 }
 
+void progress_add(progress_t *progress, uint64_t bytes) {
+    pthread_mutex_lock(&progress->lock);
+    progress->done_bytes += bytes;
+    refresh(progress);
+    pthread_mutex_unlock(&progress->lock);
+}
+
 void progress_skip(progress_t *progress, uint64_t bytes) {
+    pthread_mutex_lock(&progress->lock);
     progress->skipped_bytes += bytes;
     progress->done_bytes += bytes;
+    pthread_mutex_unlock(&progress->lock);
 }
 
 void progress_end(progress_t *progress) {

@@ -21,6 +21,7 @@ typedef struct transfer_target {
     shard_writer_t *writer; /* NULL where the file is whole already */
 } transfer_target_t;
 
+/* Several transfers may work on different datasets of the same files, each in its thread. */
 typedef struct transfer {
     /* set by the caller, borrowed */
     checkpoint_t *checkpoint;

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -30,6 +31,7 @@ struct shard_writer {
     uint64_t *offsets; /* [n_tensors] of the data in the file */
     size_t *bytes;     /* [n_tensors] */
     journal_entry_t *entries;
+    pthread_mutex_t journal_lock;
 };
 
 struct shard_stream {
@@ -258,6 +260,7 @@ status_t shard_writer_open(const shard_writer_args_t *args, shard_writer_t **wri
     shard_writer_t *opened = memory;
     opened->args = *args;
     opened->fd = opened->lock_fd = -1;
+    pthread_mutex_init(&opened->journal_lock, NULL);
     status_t status = set_paths(args, opened);
     if (status == STATUS_OK) status = lock(opened);
     if (status != STATUS_OK) {
@@ -280,6 +283,7 @@ void shard_writer_close(shard_writer_t *writer) {
     memory_free(writer->offsets);
     memory_free(writer->bytes);
     memory_free(writer->entries);
+    pthread_mutex_destroy(&writer->journal_lock);
     memory_free(writer);
 }
 
@@ -348,7 +352,10 @@ static status_t end_dataset(shard_stream_t *stream, uint64_t content) {
     sync_file_range(writer->fd, (off_t)writer->offsets[stream->index], (off_t)stream->written, SYNC_FILE_RANGE_WRITE);
     journal_entry_t *entry = &writer->entries[stream->index];
     *entry = (journal_entry_t){true, hash_xxh3_value(stream->hash), content};
-    return journal_append(writer->journal, stream->index, entry);
+    pthread_mutex_lock(&writer->journal_lock);
+    status_t status = journal_append(writer->journal, stream->index, entry);
+    pthread_mutex_unlock(&writer->journal_lock);
+    return status;
 }
 
 status_t shard_stream_close(shard_stream_t *stream, uint64_t content) {

@@ -53,7 +53,8 @@ void shard_writer_discard(shard_writer_t *writer);
 /* Whether dataset `index` is there whole; `*content` is then the source checksum that was noted with it. */
 bool shard_writer_has(const shard_writer_t *writer, size_t index, uint64_t *content);
 
-/* One dataset being written from its first byte to its last. Several may be open at a time. */
+/* One dataset being written from its first byte to its last. Several may be open at a time, in several threads; each
+ * dataset belongs to one of them. */
 typedef struct shard_stream shard_stream_t;
 
 status_t shard_stream_open(shard_writer_t *writer, size_t index, shard_stream_t **stream);
