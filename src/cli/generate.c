@@ -14,6 +14,8 @@
 #include "comm/watchdog.h"
 #include "text/utf8_stream.h"
 
+enum { MAX_ROUTES = OPTIONS_MAX_ROUTES };
+
 /* What rank 0 tells the others about a request. */
 typedef struct job {
     int64_t n_prompt, max_new, start_ns;
@@ -39,6 +41,7 @@ typedef struct generation {
     int64_t n_generated;
     output_t output; /* rank 0 */
     const char *stop_reason;
+    generate_result_t *result; /* NULL if nobody asks */
 } generation_t;
 
 static status_t allocate(size_t n, size_t item_bytes, void **pointer) {
@@ -93,7 +96,7 @@ static status_t output_end(output_t *output) {
     return STATUS_OK;
 }
 
-static job_t make_job(const request_t *request) {
+static job_t make_job(const request_t *request, const char *path) {
     const options_t *options = &request->options;
     return (job_t){.n_prompt = (int64_t)request->n_tokens,
                    .max_new = options->max_new,
@@ -105,16 +108,17 @@ static job_t make_job(const request_t *request) {
                                 .keep_logits = options->logits,
                                 .n_top_logprobs = (int)options->top_logprobs},
                    .ignore_eos = options->ignore_eos,
-                   .steps = strcmp(options->trace, "off") != 0,
-                   .ops = strcmp(options->trace, "ops") == 0};
+                   .steps = path && strcmp(options->trace, "off") != 0,
+                   .ops = path && strcmp(options->trace, "ops") == 0};
 }
 
 /* Every rank gets the job and the prompt. */
-static status_t generation_begin(generation_t *generation, const request_t *request) {
+static status_t generation_begin(generation_t *generation, const request_t *request, const char *path) {
     comm_t *comm = generation->context->comm;
     if (is_rank0(generation)) {
-        generation->job = make_job(request);
-        generation->output = (output_t){.enabled = true, .tokenizer = generation->context->tokenizer};
+        generation->job = make_job(request, path);
+        generation->output =
+            (output_t){.enabled = !generation->context->silent, .tokenizer = generation->context->tokenizer};
     }
     comm_broadcast(comm, &generation->job, sizeof generation->job);
     const job_t *job = &generation->job;
@@ -135,6 +139,15 @@ static status_t generation_begin(generation_t *generation, const request_t *requ
     return engine_reset(generation->context->engine);
 }
 
+static size_t list_routes(const engine_t *engine, run_route_t routes[MAX_ROUTES]) {
+    size_t n_routes;
+    const engine_route_t *taken = engine_routes(engine, &n_routes);
+    for (size_t i = 0; i < n_routes && i < MAX_ROUTES; i++)
+        routes[i] =
+            (run_route_t){.name = taken[i].name, .chosen = taken[i].on ? "on" : "off", .reason = taken[i].reason};
+    return n_routes < MAX_ROUTES ? n_routes : MAX_ROUTES;
+}
+
 static status_t generation_open(const generation_t *generation, const request_t *request, const char *path,
                                 recorder_t **recorder) {
     const generate_context_t *context = generation->context;
@@ -142,8 +155,11 @@ static status_t generation_open(const generation_t *generation, const request_t 
     run_file_args_t file;
     char *options_text = NULL;
     json_t *options = NULL;
+    run_route_t routes[MAX_ROUTES];
+    size_t n_routes = 0;
     if (path) {
-        options = options_to_json(COMMAND_RUN, &request->options);
+        n_routes = list_routes(context->engine, routes);
+        options = options_to_json(context->command, &request->options);
         options_text = json_dumps(options, JSON_INDENT(1));
         file = (run_file_args_t){.path = path,
                                  .n_ranks = comm_tp_size(context->comm),
@@ -164,7 +180,9 @@ static status_t generation_open(const generation_t *generation, const request_t 
                                  .prompt_text = request->text,
                                  .has_logits = generation->job.sampling.keep_logits,
                                  .has_ops = generation->job.ops,
-                                 .n_top_logprobs = generation->job.sampling.n_top_logprobs};
+                                 .n_top_logprobs = generation->job.sampling.n_top_logprobs,
+                                 .routes = routes,
+                                 .n_routes = n_routes};
     }
     recorder_args_t args = {.comm = context->comm,
                             .engine = context->engine,
@@ -178,6 +196,21 @@ static status_t generation_open(const generation_t *generation, const request_t 
     return status;
 }
 
+/* The step that has just ended, before its times are forgotten. */
+static void add_to_result(generation_t *generation, int64_t wall_ns) {
+    generate_result_t *result = generation->result;
+    if (!result) return;
+    result->wall_ns[result->n_generated++] = wall_ns;
+    if (result->n_generated <= result->warmup) return;
+    const op_trace_t *trace = engine_trace(generation->context->engine);
+    int64_t busy_ns = 0;
+    for (int group = 0; group < OP_GROUP_HOST_GAP; group++) {
+        result->group_ns[group] += trace->group_ns[group];
+        busy_ns += trace->group_ns[group];
+    }
+    result->group_ns[OP_GROUP_HOST_GAP] += wall_ns - busy_ns;
+}
+
 /* Prefill, then a token a step until a stop. */
 static status_t generation_loop(generation_t *generation, recorder_t *recorder) {
     const generate_context_t *context = generation->context;
@@ -188,6 +221,10 @@ static status_t generation_loop(generation_t *generation, recorder_t *recorder) 
     status_t outside = STATUS_OK; /* rank 0's own, told to the others by the next engine_sample */
     while (generation->n_generated < job->max_new) {
         TRY(engine_forward(context->engine, tokens, n_tokens));
+        if (generation->n_generated == 0 && generation->result) {
+            TRY(context->backend->ops->synchronize(context->backend));
+            generation->result->prefill_ns = clock_now_ns() - begin_ns;
+        }
         if (is_rank0(generation) && outside == STATUS_OK && interrupt_signal())
             outside = status_fail(STATUS_INTERRUPTED, "stopped by signal %d after %" PRId64 " tokens",
                                   interrupt_signal(), generation->n_generated);
@@ -198,6 +235,7 @@ static status_t generation_loop(generation_t *generation, recorder_t *recorder) 
         int32_t *token = &generation->generated[generation->n_generated];
         *token = sample.token;
         generation->wall_ns[generation->n_generated++] = end_ns - begin_ns;
+        add_to_result(generation, end_ns - begin_ns);
         outside = recorder_add(recorder, &sample, begin_ns, end_ns);
         begin_ns = end_ns;
         if (!job->ignore_eos && generation_config_is_eos(&context->stops, sample.token)) {
@@ -243,11 +281,12 @@ static void print_summary(generation_t *generation, const char *path) {
              path ? path : "");
 }
 
-status_t generate(const generate_context_t *context, const request_t *request, const char *path) {
-    generation_t generation = {.context = context, .stop_reason = "length"};
+status_t generate(const generate_context_t *context, const request_t *request, const char *path,
+                  generate_result_t *result) {
+    generation_t generation = {.context = context, .stop_reason = "length", .result = result};
     recorder_t *recorder = NULL;
     status_t status;
-    TRY_GOTO(generation_begin(&generation, request), out);
+    TRY_GOTO(generation_begin(&generation, request, path), out);
     TRY_GOTO(generation_open(&generation, request, path, &recorder), out);
     status = generation_loop(&generation, recorder);
     if (status == STATUS_OK || status == STATUS_INTERRUPTED) {
@@ -258,7 +297,11 @@ status_t generate(const generate_context_t *context, const request_t *request, c
         ended = comm_agree(context->comm, printed != STATUS_OK ? printed : ended);
         if (status == STATUS_OK) status = ended;
     }
-    if (status == STATUS_OK && is_rank0(&generation) && !request->options.quiet) print_summary(&generation, path);
+    if (status == STATUS_OK && result)
+        status = hash_sha256_text(generation.generated, (size_t)generation.n_generated * sizeof(int32_t),
+                                  result->token_hash);
+    if (status == STATUS_OK && is_rank0(&generation) && !context->silent && !request->options.quiet)
+        print_summary(&generation, path);
 out:
     recorder_destroy(recorder);
     memory_free(generation.output.text);

@@ -21,6 +21,8 @@ typedef struct command {
 static const command_t commands[] = {
     {"shard", cli_shard, true, "convert a Hugging Face checkpoint to one HDF5 file a rank"},
     {"run", cli_run, true, "generate text and leave a run file; start it with mpirun -np T"},
+    {"bench", cli_bench, true,
+     "measure prefill and steady decode on a prompt of made-up tokens; start it with mpirun -np T"},
     {"inspect", cli_inspect, false, "say what a shard, a run file or a checkpoint holds"},
     {"trace", cli_trace, false, "report, compare, export, plot or watch run files"},
 };

@@ -19,6 +19,7 @@ typedef enum option_type {
     OPTION_TEXT,
     OPTION_CHOICE, /* one of `choices`, which are separated by | */
     OPTION_ROUTE,  /* NAME=on|off, may be repeated */
+    OPTION_CONTROL /* a list of those, separated by commas */
 } option_type_t;
 
 typedef struct option_spec {
@@ -40,11 +41,11 @@ typedef struct option_spec {
 #define AT(field) offsetof(options_t, field)
 
 static const option_spec_t specs[] = {
-    {"Model", "model", OPTION_TEXT, COMMAND_RUN, false, AT(model), "MODEL", NULL, 0, 0,
+    {"Model", "model", OPTION_TEXT, COMMAND_RUN | COMMAND_BENCH, false, AT(model), "MODEL", NULL, 0, 0,
      "directory of shards (galvani shard makes it), or synthetic:NAME with made-up weights; NAME is full, nano or the "
      "path of a config.json"},
-    {NULL, "synthetic-seed", OPTION_INT, COMMAND_RUN, false, AT(synthetic_seed), "N", NULL, 0, LARGEST_INT,
-     "seed of a synthetic model's weights (0)"},
+    {NULL, "synthetic-seed", OPTION_INT, COMMAND_RUN | COMMAND_BENCH, false, AT(synthetic_seed), "N", NULL, 0,
+     LARGEST_INT, "seed of a synthetic model's weights (0)"},
     {"Prompt", "prompt", OPTION_TEXT, COMMAND_RUN, false, AT(prompt), "TEXT", NULL, 0, 0, "the prompt"},
     {NULL, "prompt-file", OPTION_TEXT, COMMAND_RUN, false, AT(prompt_file), "FILE", NULL, 0, 0,
      "read the prompt from FILE (- is stdin)"},
@@ -76,41 +77,54 @@ static const option_spec_t specs[] = {
      "store every step's logits in the run file"},
     {NULL, "top-logprobs", OPTION_INT, COMMAND_RUN, true, AT(top_logprobs), "N", NULL, 0, 1024,
      "store the N best log-probabilities of every step (0)"},
+    {"Benchmark", "prompt-len", OPTION_INT, COMMAND_BENCH, false, AT(prompt_len), "N", NULL, 1, 1 << 24,
+     "prompt tokens, made up from the seed (8192)"},
+    {NULL, "max-new", OPTION_INT, COMMAND_BENCH, false, AT(max_new), "N", NULL, 2, 1 << 24, "tokens to generate (512)"},
+    {NULL, "warmup", OPTION_INT, COMMAND_BENCH, false, AT(warmup), "N", NULL, 1, 1 << 24,
+     "tokens before those that count as steady decode (32)"},
+    {NULL, "repeats", OPTION_INT, COMMAND_BENCH, false, AT(repeats), "N", NULL, 1, 1000, "passes (3)"},
+    {NULL, "control", OPTION_CONTROL, COMMAND_BENCH, false, AT(control), "NAME=off,...", NULL, 0, 0,
+     "take turns with the same run with these routes switched, and print the difference"},
+    {NULL, "seed", OPTION_INT, COMMAND_BENCH, false, AT(seed), "N", NULL, 0, LARGEST_INT, "seed of the prompt (0)"},
+    {NULL, "json", OPTION_TEXT, COMMAND_BENCH, false, AT(json), "FILE", NULL, 0, 0, "write the figures as JSON"},
+    {"System", "out", OPTION_TEXT, COMMAND_BENCH, false, AT(out), "FILE", NULL, 0, 0,
+     "write the run file of the last pass without the control"},
     {"System", "out", OPTION_TEXT, COMMAND_RUN, false, AT(out), "FILE", NULL, 0, 0,
      "write the run file (with --requests: a directory of them)"},
-    {NULL, "backend", OPTION_CHOICE, COMMAND_RUN, false, AT(backend), "NAME", "auto|cpu|cuda", 0, 0,
+    {NULL, "backend", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH, false, AT(backend), "NAME", "auto|cpu|cuda", 0, 0,
      "where to compute (auto)"},
-    {NULL, "comm", OPTION_CHOICE, COMMAND_RUN, false, AT(comm), "NAME", "auto|push|nccl|mpi", 0, 0,
+    {NULL, "comm", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH, false, AT(comm), "NAME", "auto|push|nccl|mpi", 0, 0,
      "what carries sums between ranks (auto)"},
-    {NULL, "route", OPTION_ROUTE, COMMAND_RUN, false, AT(routes), "NAME=on|off", NULL, 0, 0,
+    {NULL, "route", OPTION_ROUTE, COMMAND_RUN | COMMAND_BENCH, false, AT(routes), "NAME=on|off", NULL, 0, 0,
      "switch a fast path; may be repeated"},
-    {NULL, "prefill-chunk", OPTION_INT, COMMAND_RUN, false, AT(prefill_chunk), "N", NULL, 1, 1 << 20,
+    {NULL, "prefill-chunk", OPTION_INT, COMMAND_RUN | COMMAND_BENCH, false, AT(prefill_chunk), "N", NULL, 1, 1 << 20,
      "prompt tokens computed at once"},
-    {NULL, "trace", OPTION_CHOICE, COMMAND_RUN, false, AT(trace), "LEVEL", "off|steps|ops", 0, 0,
+    {NULL, "trace", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH, false, AT(trace), "LEVEL", "off|steps|ops", 0, 0,
      "what the run file records of time (steps)"},
-    {"Memory plan", "plan", OPTION_FLAG, COMMAND_RUN, false, AT(plan), NULL, NULL, 0, 0,
+    {"Memory plan", "plan", OPTION_FLAG, COMMAND_RUN | COMMAND_BENCH, false, AT(plan), NULL, NULL, 0, 0,
      "print what each rank will take and which contexts fit, and stop; needs neither weights nor a GPU"},
-    {NULL, "tp", OPTION_INT, COMMAND_RUN, false, AT(tp), "T", NULL, 1, 1024,
+    {NULL, "tp", OPTION_INT, COMMAND_RUN | COMMAND_BENCH, false, AT(tp), "T", NULL, 1, 1024,
      "plan for T ranks (those that mpirun started)"},
-    {NULL, "max-context", OPTION_INT, COMMAND_RUN, false, AT(max_context), "N", NULL, 1, 1 << 30,
+    {NULL, "max-context", OPTION_INT, COMMAND_RUN | COMMAND_BENCH, false, AT(max_context), "N", NULL, 1, 1 << 30,
      "make room for N tokens (what the prompts need; a plan without a prompt: 8704)"},
-    {NULL, "device-memory", OPTION_BYTES, COMMAND_RUN, false, AT(device_memory), "SIZE", NULL, 1, LARGEST_INT,
-     "plan for GPUs of that size, such as 32GiB (the GPU that is here)"},
+    {NULL, "device-memory", OPTION_BYTES, COMMAND_RUN | COMMAND_BENCH, false, AT(device_memory), "SIZE", NULL, 1,
+     LARGEST_INT, "plan for GPUs of that size, such as 32GiB (the GPU that is here)"},
     {"Conversion", "checkpoint", OPTION_TEXT, COMMAND_SHARD, false, AT(checkpoint), "DIR", NULL, 0, 0,
      "Hugging Face checkpoint: config.json and safetensors"},
     {NULL, "out", OPTION_TEXT, COMMAND_SHARD, false, AT(out), "DIR", NULL, 0, 0, "directory for model.rank<r>of<T>.h5"},
     {NULL, "tp", OPTION_INT, COMMAND_SHARD, false, AT(tp), "T", NULL, 1, 1024, "number of tensor-parallel ranks"},
     {NULL, "quantize-experts", OPTION_CHOICE, COMMAND_SHARD, false, AT(quantize_experts), "FORMAT", "nvfp4", 0, 0,
      "quantise unquantised experts; without it they are kept as FP16"},
-    {"Common", "config", OPTION_TEXT, COMMAND_RUN | COMMAND_SHARD, false, AT(config), "FILE", NULL, 0, 0,
-     "JSON object of these options; the command line wins"},
-    {NULL, "quiet", OPTION_FLAG, COMMAND_RUN | COMMAND_SHARD, false, AT(quiet), NULL, NULL, 0, 0,
+    {"Common", "config", OPTION_TEXT, COMMAND_RUN | COMMAND_BENCH | COMMAND_SHARD, false, AT(config), "FILE", NULL, 0,
+     0, "JSON object of these options; the command line wins"},
+    {NULL, "quiet", OPTION_FLAG, COMMAND_RUN | COMMAND_BENCH | COMMAND_SHARD, false, AT(quiet), NULL, NULL, 0, 0,
      "no progress and no summary"},
-    {NULL, "log-level", OPTION_CHOICE, COMMAND_RUN | COMMAND_SHARD, false, AT(log_level), "LEVEL",
+    {NULL, "log-level", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH | COMMAND_SHARD, false, AT(log_level), "LEVEL",
      "error|warning|info|debug", 0, 0, "what to say on stderr (info)"},
-    {NULL, "stall-limit", OPTION_INT, COMMAND_RUN | COMMAND_SHARD, false, AT(stall_limit), "SECONDS", NULL, 0, 86400,
-     "end the job when a rank stands still for that long; 0: never (30)"},
-    {NULL, "help", OPTION_FLAG, COMMAND_RUN | COMMAND_SHARD, false, AT(help), NULL, NULL, 0, 0, "print this and stop"},
+    {NULL, "stall-limit", OPTION_INT, COMMAND_RUN | COMMAND_BENCH | COMMAND_SHARD, false, AT(stall_limit), "SECONDS",
+     NULL, 0, 86400, "end the job when a rank stands still for that long; 0: never (30)"},
+    {NULL, "help", OPTION_FLAG, COMMAND_RUN | COMMAND_BENCH | COMMAND_SHARD, false, AT(help), NULL, NULL, 0, 0,
+     "print this and stop"},
 };
 enum { N_SPECS = sizeof specs / sizeof specs[0] };
 
@@ -119,6 +133,9 @@ static const options_t defaults = {
     .preserve_thinking = true,
     .reasoning_effort = "xhigh",
     .max_new = 128,
+    .prompt_len = 8192,
+    .repeats = 3,
+    .warmup = 32,
     .top_p = 1,
     .backend = "auto",
     .comm = "auto",
@@ -198,21 +215,36 @@ static bool read_bytes(const char *text, double minimum, double maximum, int64_t
 }
 
 static status_t set_route(option_store_t *store, const char *text, const char *where, status_t fault,
-                          options_t *options) {
+                          route_choice_t *routes, int *n_routes) {
     const char *equals = strchr(text, '=');
     bool on;
     if (!equals || equals == text || !read_switch(equals + 1, &on))
         return status_fail(fault, "%s is \"%s\", but must be NAME=on or NAME=off", where, text);
-    if (options->n_routes == OPTIONS_MAX_ROUTES) return status_fail(fault, "%s is given too often", where);
+    if (*n_routes == OPTIONS_MAX_ROUTES) return status_fail(fault, "%s is given too often", where);
     char name[64];
     if ((size_t)(equals - text) >= sizeof name)
         return status_fail(fault, "%s: there is no route of such a long name", where);
     memcpy(name, text, (size_t)(equals - text));
     name[equals - text] = '\0';
-    route_choice_t *route = &options->routes[options->n_routes];
+    route_choice_t *route = &routes[*n_routes];
     TRY(keep_text(store, name, &route->name));
     route->on = on;
-    options->n_routes++;
+    (*n_routes)++;
+    return STATUS_OK;
+}
+
+static status_t set_control(option_store_t *store, const char *text, const char *where, status_t fault,
+                            options_t *options) {
+    TRY(keep_text(store, text, &options->control));
+    while (*text) {
+        char choice[80];
+        size_t length = strcspn(text, ",");
+        if (length >= sizeof choice) return status_fail(fault, "%s: there is no route of such a long name", where);
+        memcpy(choice, text, length);
+        choice[length] = '\0';
+        TRY(set_route(store, choice, where, fault, options->control_routes, &options->n_control_routes));
+        text += length + (text[length] == ',');
+    }
     return STATUS_OK;
 }
 
@@ -256,7 +288,9 @@ static status_t set_option(option_store_t *store, const option_spec_t *spec, con
     case OPTION_TEXT:
         return keep_text(store, text, (const char **)(void *)field);
     case OPTION_ROUTE:
-        return set_route(store, text, where, fault, options);
+        return set_route(store, text, where, fault, options->routes, &options->n_routes);
+    case OPTION_CONTROL:
+        return set_control(store, text, where, fault, options);
     }
     return STATUS_OK;
 }
@@ -349,6 +383,7 @@ status_t options_parse(option_store_t *store, command_bit_t command, int argc, c
                                          .val = FIRST_VALUE + i};
 
     options_t parsed = defaults;
+    if (command == COMMAND_BENCH) parsed.max_new = 512;
     bool given[N_SPECS] = {false};
     opterr = 0;
     optind = 1;
@@ -393,7 +428,8 @@ json_t *options_to_json(command_bit_t command, const options_t *options) {
             value = json_real(*(const double *)(const void *)field);
             break;
         case OPTION_TEXT:
-        case OPTION_CHOICE: {
+        case OPTION_CHOICE:
+        case OPTION_CONTROL: {
             const char *text = *(const char *const *)(const void *)field;
             value = text ? json_string_nocheck(text) : json_null();
             break;
@@ -407,6 +443,20 @@ json_t *options_to_json(command_bit_t command, const options_t *options) {
         json_object_set_new(object, spec->name, value);
     }
     return object;
+}
+
+status_t options_join(int argc, char **argv, char **line) {
+    size_t bytes = sizeof "galvani";
+    for (int i = 0; i < argc; i++)
+        bytes += strlen(argv[i]) + 1;
+    void *memory;
+    TRY(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
+    char *next = memory;
+    next += sprintf(next, "galvani");
+    for (int i = 0; i < argc; i++)
+        next += sprintf(next, " %s", argv[i]);
+    *line = memory;
+    return STATUS_OK;
 }
 
 void options_help(FILE *stream, command_bit_t command, const char *usage) {

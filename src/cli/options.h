@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* Subcommands that share the table; a bit each. */
-typedef enum command_bit { COMMAND_RUN = 1, COMMAND_SHARD = 2 } command_bit_t;
+typedef enum command_bit { COMMAND_RUN = 1, COMMAND_SHARD = 2, COMMAND_BENCH = 4 } command_bit_t;
 
 enum { OPTIONS_MAX_ROUTES = 32 };
 
@@ -42,6 +42,11 @@ typedef struct options {
     int64_t seed;
     /* model */
     int64_t synthetic_seed, max_context;
+    /* bench */
+    int64_t prompt_len, repeats, warmup;
+    const char *json, *control;
+    route_choice_t control_routes[OPTIONS_MAX_ROUTES]; /* those of `control` */
+    int n_control_routes;
     /* plan */
     bool plan;
     int64_t device_memory; /* bytes */
@@ -76,6 +81,9 @@ status_t options_apply_request(option_store_t *store, const json_t *request, con
 
 /* The options in force as a JSON object, for the run file. The caller releases it with json_decref. */
 json_t *options_to_json(command_bit_t command, const options_t *options);
+
+/* "galvani" and the arguments behind it, separated by blanks. The caller frees `*line` with memory_free. */
+status_t options_join(int argc, char **argv, char **line);
 
 /* Prints usage and the options of a subcommand. */
 void options_help(FILE *stream, command_bit_t command, const char *usage);

@@ -131,13 +131,18 @@ status_t recorder_add(recorder_t *recorder, const sample_t *sample, int64_t begi
     return status;
 }
 
+run_memory_t recorder_memory(void) {
+    return (run_memory_t){.weights = (int64_t)memory_bytes(MEMORY_WEIGHTS),
+                          .kv_cache = (int64_t)memory_bytes(MEMORY_KV_CACHE),
+                          .state = (int64_t)memory_bytes(MEMORY_STATE),
+                          .workspace = (int64_t)(memory_bytes(MEMORY_WORKSPACE) + memory_bytes(MEMORY_COMM)),
+                          .cuda_graph = (int64_t)memory_bytes(MEMORY_CUDA_GRAPH),
+                          .pinned_host = (int64_t)memory_bytes(MEMORY_PLE_TABLE),
+                          .peak_host_rss = (int64_t)memory_peak_rss_bytes()};
+}
+
 status_t recorder_finish(recorder_t *recorder, const char *text, size_t text_bytes, const char *stop_reason) {
-    run_memory_t mine = {.weights = (int64_t)memory_bytes(MEMORY_WEIGHTS),
-                         .kv_cache = (int64_t)memory_bytes(MEMORY_KV_CACHE),
-                         .state = (int64_t)memory_bytes(MEMORY_STATE),
-                         .workspace = (int64_t)(memory_bytes(MEMORY_WORKSPACE) + memory_bytes(MEMORY_COMM)),
-                         .pinned_host = (int64_t)memory_bytes(MEMORY_PLE_TABLE),
-                         .peak_host_rss = (int64_t)memory_peak_rss_bytes()};
+    run_memory_t mine = recorder_memory();
     void *all = NULL;
     status_t status = allocate((size_t)comm_tp_size(recorder->comm), sizeof mine, &all);
     status = comm_agree(recorder->comm, status);

@@ -32,6 +32,9 @@ status_t recorder_add(recorder_t *recorder, const sample_t *sample, int64_t begi
 /* Closes the run file as complete. `text` is rank 0's, NULL without a tokenizer. Rank 0's status. */
 status_t recorder_finish(recorder_t *recorder, const char *text, size_t text_bytes, const char *stop_reason);
 
+/* What this rank holds now. */
+run_memory_t recorder_memory(void);
+
 /* Frees; a file that was not finished stays readable as incomplete. NULL is allowed. Not collective. */
 void recorder_destroy(recorder_t *recorder);
 

@@ -3,18 +3,17 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/clock.h"
 #include "base/file.h"
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "cli/commands.h"
 #include "cli/generate.h"
+#include "cli/load.h"
 #include "cli/options.h"
 #include "cli/plan.h"
 #include "cli/requests.h"
 #include "comm/watchdog.h"
-#include "model/tensor_source.h"
 #include "trace/run_reader.h"
 
 enum { PATH_BYTES = 4096 };
@@ -39,28 +38,11 @@ typedef struct run {
     plan_t plan;
 } run_t;
 
-static status_t load_tokenizer(run_t *run, const model_config_t *config) {
-    char path[PATH_BYTES];
-    TRY(file_join(run->options.model, "tokenizer.json", path, sizeof path));
-    if (!file_exists(path)) return STATUS_OK;
-    TRY(tokenizer_load(run->options.model, &run->tokenizer));
-    int32_t n_tokens = tokenizer_n_tokens(run->tokenizer);
-    if (n_tokens > config->vocab_size)
-        return status_fail(STATUS_INPUT, "%s has %d tokens, but the model's vocabulary %lld: it is of another model",
-                           path, n_tokens, (long long)config->vocab_size);
-    return STATUS_OK;
-}
-
 /* Rank 0: the requests as token ids, and what follows from them for all ranks. */
 static status_t read_requests(run_t *run) {
     int tp_size = run->options.tp ? (int)run->options.tp : comm_tp_size(run->comm);
-    const tensor_source_args_t source_args = {
-        .model = run->options.model, .tp_size = tp_size, .seed = (uint64_t)run->options.synthetic_seed};
-    tensor_source_t *source;
-    TRY(tensor_source_open(&source_args, &source));
-    model_config_t config = tensor_source_info(source)->config;
-    tensor_source_close(source);
-    TRY(load_tokenizer(run, &config));
+    model_config_t config;
+    TRY(load_facts(&run->options, tp_size, &config, &run->tokenizer));
 
     requests_args_t args = {
         .store = run->store, .options = &run->options, .config = &config, .tokenizer = run->tokenizer};
@@ -75,25 +57,6 @@ static status_t read_requests(run_t *run) {
         if (length > plan->max_context) plan->max_context = length;
     }
     return generation_config_load(run->options.model, config.eos_token_id, (int32_t)config.vocab_size, &plan->stops);
-}
-
-static status_t load_model(run_t *run) {
-    int64_t begin_ns = clock_now_ns();
-    TRY(comm_agree(run->comm, backend_create(plan_backend_kind(run->options.backend), run->comm, &run->backend)));
-    engine_args_t args = {.model = run->options.model,
-                          .synthetic_seed = (uint64_t)run->options.synthetic_seed,
-                          .comm = run->comm,
-                          .backend = run->backend,
-                          .max_context = run->plan.max_context,
-                          .prefill_chunk = run->options.prefill_chunk,
-                          .n_valid_tokens = run->plan.n_valid_tokens,
-                          .cuda_graph = true,
-                          .keep_op_records = strcmp(run->options.trace, "ops") == 0};
-    TRY(engine_create(&args, &run->engine));
-    if (!run->options.quiet)
-        log_info("loaded   %s in %.2f s, %.1f MiB a rank", run->options.model,
-                 (double)(clock_now_ns() - begin_ns) / 1e9, (double)memory_bytes(MEMORY_WEIGHTS) / 1048576.0);
-    return STATUS_OK;
 }
 
 /* With --requests, --out is a directory that is made here. */
@@ -134,7 +97,8 @@ static status_t run_requests(const run_t *run) {
                                   .backend = run->backend,
                                   .stops = run->plan.stops,
                                   .tokenizer = run->tokenizer,
-                                  .command_line = run->command_line};
+                                  .command_line = run->command_line,
+                                  .command = COMMAND_RUN};
     for (int64_t i = 0; i < run->plan.n_requests; i++) {
         char path[PATH_BYTES] = "";
         int is_done = 0;
@@ -145,7 +109,7 @@ static status_t run_requests(const run_t *run) {
         const request_t *request = is_rank0 ? &run->requests.requests[i] : NULL;
         if (is_rank0 && request->id[0] && !run->options.quiet)
             log_info("request  %s%s", request->id, is_done ? ": already done" : "");
-        if (!is_done) TRY(generate(&context, request, path[0] ? path : NULL));
+        if (!is_done) TRY(generate(&context, request, path[0] ? path : NULL, NULL));
     }
     return STATUS_OK;
 }
@@ -178,28 +142,18 @@ static status_t run_stages(run_t *run, int argc, char **argv) {
     if (run->options.plan)
         return plan_print(&run->options, run->comm,
                           has_prompt(&run->options) ? run->plan.max_context : run->options.max_context);
-    TRY(load_model(run));
+    const load_args_t load = {.options = &run->options,
+                              .comm = run->comm,
+                              .max_context = run->plan.max_context,
+                              .n_valid_tokens = run->plan.n_valid_tokens};
+    TRY(load_engine(&load, &run->backend, &run->engine));
     return run_requests(run);
-}
-
-static status_t join_arguments(int argc, char **argv, char **line) {
-    size_t bytes = sizeof "galvani";
-    for (int i = 0; i < argc; i++)
-        bytes += strlen(argv[i]) + 1;
-    void *memory;
-    TRY(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
-    char *next = memory;
-    next += sprintf(next, "galvani");
-    for (int i = 0; i < argc; i++)
-        next += sprintf(next, " %s", argv[i]);
-    *line = memory;
-    return STATUS_OK;
 }
 
 status_t cli_run(int argc, char **argv, comm_t *comm) {
     run_t run = {.comm = comm};
     status_t status = option_store_create(&run.store);
-    if (status == STATUS_OK) status = join_arguments(argc, argv, &run.command_line);
+    if (status == STATUS_OK) status = options_join(argc, argv, &run.command_line);
     status = comm_agree(comm, status);
     if (status == STATUS_OK) status = run_stages(&run, argc, argv);
     engine_destroy(run.engine);

@@ -12,6 +12,8 @@
 #include "model/memory_plan.h"
 #include "model/step.h"
 
+enum { ROUTE_CUDA_GRAPH, N_ROUTES };
+
 struct engine {
     comm_t *comm;
     backend_t *backend;
@@ -19,7 +21,8 @@ struct engine {
     char model_digest[HASH_SHA256_TEXT_BYTES];
     char *config_json;
     int64_t max_context, prefill_chunk;
-    bool record;
+    bool record; /* what the route cuda_graph is asked to be */
+    engine_route_t routes[N_ROUTES];
     bool is_decode; /* the last step had one token */
     int64_t n_valid_tokens;
 
@@ -165,6 +168,7 @@ static status_t load(engine_t *engine, const engine_args_t *args, tensor_source_
     TRY(comm_agree(engine->comm, op_trace_create(engine->backend, args->keep_op_records, &engine->trace)));
     TRY(comm_agree(engine->comm, check_memory(engine, source, local)));
     TRY(comm_agree(engine->comm, alloc_state(engine, info->config_json, local)));
+    TRY(engine_set_route(engine, "cuda_graph", args->cuda_graph));
     return weights_load(source, engine->backend, &engine->weights);
 }
 
@@ -210,6 +214,30 @@ void engine_destroy(engine_t *engine) {
     op_trace_destroy(engine->trace);
     memory_free(engine->config_json);
     memory_free(engine);
+}
+
+const engine_route_t *engine_routes(const engine_t *engine, size_t *n_routes) {
+    *n_routes = N_ROUTES;
+    return engine->routes;
+}
+
+status_t engine_check_route(const char *name) {
+    if (strcmp(name, "cuda_graph") == 0) return STATUS_OK;
+    return status_fail(STATUS_USAGE, "there is no route \"%s\"; there is: cuda_graph", name);
+}
+
+status_t engine_set_route(engine_t *engine, const char *name, bool on) {
+    TRY(engine_check_route(name));
+    bool can_record = engine->backend->can_record;
+    engine->record = on;
+    step_set_record(engine->step, on);
+    engine->routes[ROUTE_CUDA_GRAPH] =
+        (engine_route_t){.name = "cuda_graph",
+                         .on = on && can_record,
+                         .reason = !on          ? "switched off"
+                                   : can_record ? ""
+                                                : "the backend, or what carries its sums, cannot record a step"};
+    return STATUS_OK;
 }
 
 status_t engine_reset(engine_t *engine) { return sequence_reset(engine->sequence); }

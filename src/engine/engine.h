@@ -80,6 +80,23 @@ engine_info_t engine_get_info(const engine_t *engine);
 /* Tokens of the sequence so far. */
 int64_t engine_position(const engine_t *engine);
 
+/* A fast path that can be switched off: whether it is taken, and why it is not. */
+typedef struct engine_route {
+    const char *name;
+    bool on;
+    const char *reason; /* "" where there is nothing to say */
+} engine_route_t;
+
+/* All of them; the engine's, changed by engine_set_route. */
+const engine_route_t *engine_routes(const engine_t *engine, size_t *n_routes);
+
+/* STATUS_USAGE for a name that no route has. */
+status_t engine_check_route(const char *name);
+
+/* Asks for a route or switches it off, between steps; one that the backend does not have stays off. STATUS_USAGE as
+ * engine_check_route has it. */
+status_t engine_set_route(engine_t *engine, const char *name, bool on);
+
 /* Times of the ops since the last op_trace_reset. */
 op_trace_t *engine_trace(engine_t *engine);
 

@@ -236,6 +236,8 @@ void step_destroy(step_t *step) {
     memory_free(step);
 }
 
+void step_set_record(step_t *step, bool record) { step->args.record = record; }
+
 const float *step_logits(const step_t *step) { return step->logits; }
 
 void step_observe(step_t *step, step_observer_t observer, void *context) {

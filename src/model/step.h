@@ -36,6 +36,9 @@ void step_destroy(step_t *step); /* NULL is allowed */
 status_t step_run(step_t *step, const weights_t *weights, sequence_t *sequence, const int32_t *tokens, int64_t n_tokens,
                   bool want_logits);
 
+/* Whether decode steps are recorded from here on, where the backend can. */
+void step_set_record(step_t *step, bool record);
+
 /* This rank's logits, [vocab_size / T], in backend memory; the first is of token tp_rank * vocab_size / T. */
 const float *step_logits(const step_t *step);
 
