@@ -181,9 +181,9 @@ static status_t read_text(hid_t attribute, hid_t type, const char *name, const c
 
 /* Opens an attribute that must hold one value. */
 static status_t open_attribute(hid_t object, const char *name, const char *path, hid_t *attribute) {
-    if (H5Aexists(object, name) <= 0) {
-        return status_fail(STATUS_INPUT, "%s: the attribute \"%s\" is missing", path, name);
-    }
+    htri_t exists = H5Aexists(object, name);
+    if (exists < 0) return h5_fail(STATUS_INPUT, "read", path);
+    if (!exists) return status_fail(STATUS_INPUT, "%s: the attribute \"%s\" is missing", path, name);
     hid_t opened = H5Aopen(object, name, H5P_DEFAULT);
     if (opened < 0) return h5_fail(STATUS_INPUT, "read", path);
     hid_t space = H5Aget_space(opened);

@@ -93,6 +93,8 @@ status_t comm_init(comm_t **comm) {
     MPI_Comm_size(host, &created->local_size);
     created->local_cores = share_cores(host, created->local_size);
     MPI_Comm_free(&host);
+    MPI_Barrier(MPI_COMM_WORLD);
+    watchdog_set_connected();
 
     int length;
     MPI_Get_library_version(created->library, &length);

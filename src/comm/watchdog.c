@@ -23,11 +23,14 @@ static const int64_t tick_ns = 1000000000;
  * the stopped one is named. */
 enum { SILENCE_MORE_S = 5 };
 
+/* How long MPI may take to connect the ranks. All wait for each other then, so the higher ones let the lowest speak. */
+enum { CONNECT_LIMIT_S = 60 };
+
 /* Memory of both processes. */
 typedef struct board {
     heartbeat_t heartbeat; /* the child writes */
     int32_t tp_rank;       /* -1: not known yet */
-    int32_t limit_s;
+    int32_t is_connected, limit_s;
     uint64_t n_ticks; /* the watcher writes */
 } board_t;
 
@@ -45,10 +48,14 @@ typedef struct watch {
 static const int passed_on[] = {SIGINT, SIGTERM, SIGXCPU};
 enum { N_PASSED_ON = sizeof passed_on / sizeof passed_on[0] };
 
+static int32_t load(const int32_t *value) { return __atomic_load_n(value, __ATOMIC_RELAXED); }
+
+static void store(int32_t *value, int32_t to) { __atomic_store_n(value, to, __ATOMIC_RELAXED); }
+
 static void describe(char *text, size_t text_bytes) {
     char host[256] = "";
     gethostname(host, sizeof host - 1);
-    int tp_rank = __atomic_load_n(&board->tp_rank, __ATOMIC_RELAXED);
+    int tp_rank = load(&board->tp_rank);
     if (tp_rank < 0)
         snprintf(text, text_bytes, "a rank on %s", host);
     else
@@ -61,26 +68,22 @@ static bool is_passed_on(int number) {
     return false;
 }
 
+static bool is_own_status(int status) {
+    return status == STATUS_OK || (status >= STATUS_USAGE && status <= STATUS_NUMERICS) || status == STATUS_INTERRUPTED;
+}
+
 /* The exit status that stands for how the child ended; says so where the child could not. */
 static int report_end(int wait_status) {
+    char rank[320];
+    describe(rank, sizeof rank);
     if (WIFEXITED(wait_status)) {
-        /* A library that gives up ends with statuses of its own, after a message of its own. */
-        switch (WEXITSTATUS(wait_status)) {
-        case STATUS_OK:
-        case STATUS_USAGE:
-        case STATUS_INPUT:
-        case STATUS_MEMORY:
-        case STATUS_NUMERICS:
-        case STATUS_INTERRUPTED:
-            return WEXITSTATUS(wait_status);
-        default:
-            return STATUS_DEVICE;
-        }
+        int status = WEXITSTATUS(wait_status);
+        if (is_own_status(status)) return status;
+        log_error("%s was ended by a library, with status %d", rank, status);
+        return STATUS_DEVICE;
     }
     int number = WTERMSIG(wait_status);
     if (is_passed_on(number)) return STATUS_INTERRUPTED;
-    char rank[320];
-    describe(rank, sizeof rank);
     log_error("%s was killed by signal %d (%s)%s", rank, number, strsignal(number),
               number == SIGKILL ? "; if nobody did it, dmesg says whether that host ran out of memory" : "");
     return STATUS_DEVICE;
@@ -89,12 +92,16 @@ static int report_end(int wait_status) {
 /* Counts a tick; whether the child has stood still for too long. */
 static bool stands_still(watch_t *watch) {
     const heartbeat_t now = heartbeat_read(&board->heartbeat);
-    int limit_s = __atomic_load_n(&board->limit_s, __ATOMIC_RELAXED);
-    bool is_silent = now.is_busy && now.n_beats == watch->n_beats;
+    bool is_connected = load(&board->is_connected);
+    bool is_silent = !is_connected || (now.is_busy && now.n_beats == watch->n_beats);
     watch->n_beats = now.n_beats;
     watch->quiet_s = watch->is_stopped || is_silent ? watch->quiet_s + 1 : 0;
     __atomic_store_n(&board->n_ticks, board->n_ticks + 1, __ATOMIC_RELAXED);
-    return limit_s > 0 && watch->quiet_s >= limit_s + (watch->is_stopped ? 0 : SILENCE_MORE_S);
+
+    int limit_s = load(&board->limit_s);
+    if (limit_s == 0) return false;
+    if (!watch->is_stopped) limit_s = is_connected ? limit_s + SILENCE_MORE_S : CONNECT_LIMIT_S + load(&board->tp_rank);
+    return watch->quiet_s >= limit_s;
 }
 
 /* Takes note of what became of the child; whether it has ended. */
@@ -109,8 +116,13 @@ static bool has_ended(watch_t *watch, int *wait_status) {
 static int end_standstill(const watch_t *watch) {
     char rank[320];
     describe(rank, sizeof rank);
-    log_error("%s %s for %d s; ending the job (--stall-limit sets the time)", rank,
-              watch->is_stopped ? "has been stopped" : "has shown no sign of life", watch->quiet_s);
+    if (watch->is_stopped || load(&board->is_connected))
+        log_error("%s %s for %d s; ending the job (--stall-limit sets the time)", rank,
+                  watch->is_stopped ? "has been stopped" : "has shown no sign of life", watch->quiet_s);
+    else
+        log_error("%s waited %d s for MPI to connect it with the other ranks: can their hosts reach each other? (for "
+                  "Open MPI, --mca btl_tcp_if_include chooses the network)",
+                  rank, watch->quiet_s);
     kill(watch->child, SIGKILL);
     waitpid(watch->child, NULL, 0);
     return STATUS_DEVICE;
@@ -171,11 +183,15 @@ status_t watchdog_start(int argc, char **argv) {
 }
 
 void watchdog_set_rank(int tp_rank) {
-    if (board) __atomic_store_n(&board->tp_rank, tp_rank, __ATOMIC_RELAXED);
+    if (board) store(&board->tp_rank, tp_rank);
+}
+
+void watchdog_set_connected(void) {
+    if (board) store(&board->is_connected, 1);
 }
 
 void watchdog_set_limit(int seconds) {
-    if (board) __atomic_store_n(&board->limit_s, seconds, __ATOMIC_RELAXED);
+    if (board) store(&board->limit_s, seconds);
 }
 
 /* Time passes at most a tick at a time, so that a pause of both processes at once is none. */

@@ -7,7 +7,7 @@
  * processes: the one that mpirun or srun started does nothing but wait, and its child is the rank. When the child is
  * killed, the waiting process names the rank and ends with STATUS_DEVICE, and the launcher ends the other ranks and
  * passes that status on. It names a rank that is stopped, or busy without a sign of life (base/heartbeat.h), for longer
- * than the limit, and kills it. Signals that ask for an end are passed to the child; a child whose watcher is killed
+ * than the limit, and kills it; and it does not wait for ever for MPI to connect the ranks. Signals that ask for an end are passed to the child; a child whose watcher is killed
  * dies with it. No rank watches another, so this works alike on any number of hosts. The watcher wakes once a second.
  */
 
@@ -28,6 +28,9 @@ status_t watchdog_start(int argc, char **argv);
 
 /* Tells the watcher which rank its messages are about. Without watchdog_start this and what follows do nothing. */
 void watchdog_set_rank(int tp_rank);
+
+/* Tells it that the ranks have reached each other. */
+void watchdog_set_connected(void);
 
 /* Seconds of standstill that end the job; 0 for no limit. */
 void watchdog_set_limit(int seconds);

@@ -330,13 +330,17 @@ const char *run_state_text(run_state_t state) {
 bool run_file_is_complete(const char *path) {
     source_t source = {.path = path};
     int64_t version, complete = 0;
+    char *reason = NULL;
     status_t status = h5_open_for_read(path, &source.file, NULL);
     if (status == STATUS_OK) {
         status = check_format(&source, &version);
         if (status == STATUS_OK) status = h5_get_int(source.file, "complete", path, &complete);
+        if (status == STATUS_OK && complete) status = h5_get_text(source.file, "stop_reason", path, &reason);
         H5Fclose(source.file);
     }
+    bool is_whole = status == STATUS_OK && complete == 1 && strcmp(reason, "signal") != 0;
+    memory_free(reason);
     /* That there is no such file is an answer, not a fault. */
     if (status != STATUS_OK) status_clear();
-    return status == STATUS_OK && complete == 1;
+    return is_whole;
 }

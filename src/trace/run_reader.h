@@ -55,7 +55,7 @@ void run_record_free(run_record_t *record); /* NULL is allowed */
 
 const char *run_state_text(run_state_t state);
 
-/* Whether a whole run file stands at `path`. */
+/* Whether a whole run file stands at `path`: one whose generation came to its end, not to a signal. */
 bool run_file_is_complete(const char *path);
 
 #ifdef __cplusplus

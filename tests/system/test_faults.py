@@ -1,7 +1,9 @@
 """Faults injected into running jobs: ranks that are killed or stopped, signals, full disks, read errors. All ranks end within seconds,
 with one message and the documented status, and the run file opens and holds every step that a reader had seen."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,7 +14,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from conftest import NANO, command, galvani
+from conftest import GALVANI, NANO, command, galvani
 from jobs import Job, is_running, tokens_in
 
 INPUT, MEMORY, DEVICE, INTERRUPTED = 3, 4, 5, 130
@@ -191,6 +193,25 @@ def test_signal_in_prefill(start_run):
     check_stopped_by_signal(out)
 
 
+def test_a_rerun_redoes_the_request_that_a_signal_cut(nano_shards, tmp_path):
+    requests, out = tmp_path / "r.jsonl", tmp_path / "out"
+    lengths = {"a": 20, "b": 400, "c": 20}
+    lines = [{"id": name, "tokens": [5, 6, 7], "max_new": n, "ignore_eos": True} for name, n in lengths.items()]
+    requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    line = command(2, "run", "--model", nano_shards(2), "--requests", requests, "--out", out)
+    job = Job(tmp_path, line)
+    decoding(job, out / "b.h5")
+    job.send(job.rank(0), signal.SIGTERM)
+    check_end(job.end(), INTERRUPTED, "signal 15")
+    check_stopped_by_signal(out / "b.h5")
+    assert not (out / "c.h5").exists()
+    first = (out / "a.h5").stat().st_mtime_ns
+    assert Job(tmp_path, line).end().status == 0
+    assert (out / "a.h5").stat().st_mtime_ns == first
+    for name, n in lengths.items():
+        assert len(tokens_in(out / f"{name}.h5")) == n
+
+
 def test_signal_without_mpirun(start_run):
     job, out = start_run(ranks=0)
     decoding(job, out)
@@ -249,6 +270,63 @@ def test_disk_full_while_sharding(tmp_path, ranks):
         done = galvani(ranks, "shard", "--checkpoint", NANO, "--out", disk / "out", "--tp", 2, "--quiet")
         check_end(done, DEVICE, "No space left", seconds=60)
         assert not list((disk / "out").glob("*.h5"))
+
+
+@contextmanager
+def failing_disk(directory, source):
+    """A read-only file system that holds copies of the files in `source`, and whose device ends early: reads beyond give EIO."""
+    image, small, large = directory.with_suffix(".img"), 28 << 20, 64 << 20
+    directory.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(large)
+
+    def run(*words):
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+    if not run("mkfs.ext2", "-q", "-b", "1024", image) or not run("mount", "-o", "loop", image, directory):
+        pytest.skip("an image of a file system cannot be made or mounted here")
+    try:
+        for path in sorted(source.iterdir()):
+            shutil.copy(path, directory)
+        run("umount", directory)
+        assert run("mount", "-o", "loop,ro", image, directory)
+        os.truncate(image, small)
+        yield directory
+    finally:
+        run("umount", "-l", directory)
+
+
+def test_read_error(nano_shards, tmp_path):
+    with failing_disk(tmp_path / "model", nano_shards(2)) as model:
+        with pytest.raises(OSError):
+            (model / "model.rank1of2.h5").read_bytes()
+        done = galvani(2, "run", "--model", model, "--tokens", "1")
+        check_end(done, INPUT, "rank 1: ", "model.rank1of2.h5", "Input/output error", seconds=60)
+
+
+def test_one_rank_has_no_memory(start_run, nano_shards, tmp_path):
+    """`prlimit` starts rank 1 with 30 MB less address space than a run with this prefill chunk takes, of which its buffers are 60."""
+    job, out = start_run("--prefill-chunk", 4000, ranks=2)
+    decoding(job, out)
+    taken = int(re.search(r"VmPeak:\s+(\d+) kB", Path(f"/proc/{job.rank(1)}/status").read_text()).group(1)) << 10
+    job.stop()
+    words = [str(GALVANI), "run", "--model", str(nano_shards(2)), "--tokens", "1", "--max-new", "4000", "--prefill-chunk", "4000"]
+    job = Job(tmp_path, [*command(1, *words[1:]), ":", "-np", "1", "prlimit", f"--as={taken - (30 << 20)}", *words])
+    check_end(job.end(), MEMORY, "rank 1: ", "memory", seconds=60)
+
+
+def test_one_rank_lacks_its_config(nano_shards, tmp_path):
+    (tmp_path / "a.json").write_text("{}")
+    words = [str(GALVANI), "run", "--model", str(nano_shards(2)), "--tokens", "1", "--max-new", "2", "--config"]
+    job = Job(tmp_path, [*command(1, *words[1:]), tmp_path / "a.json", ":", "-np", "1", *words, tmp_path / "b.json"])
+    check_end(job.end(), INPUT, "rank 1: ", "b.json", seconds=60)
+
+
+def test_one_rank_has_another_command(nano_shards, tmp_path):
+    """It fails where the others do not look for a failure; they must not wait for it."""
+    words = command(1, "run", "--model", nano_shards(2), "--tokens", "1")
+    job = Job(tmp_path, [*words, ":", "-np", "1", str(GALVANI), "fly"])
+    check_end(job.end(), 2, "fly", seconds=60)
 
 
 def test_shard_is_a_directory(nano_shards, tmp_path):

@@ -89,7 +89,7 @@ static const struct watched {
 } cases[] = {
     {finishes, STATUS_OK, ""},
     {finds_bad_input, STATUS_INPUT, ""},
-    {library_gives_up, STATUS_DEVICE, ""},
+    {library_gives_up, STATUS_DEVICE, "was ended by a library, with status 1"},
     {is_killed, STATUS_DEVICE, "was killed by signal 9"},
     {crashes, STATUS_DEVICE, "was killed by signal 11"},
     {is_stopped, STATUS_DEVICE, "has been stopped for 1 s"},
@@ -113,6 +113,7 @@ static void start(int index, int *read_end, pid_t *process) {
         close(ends[1]);
         if (watchdog_start(1, (char *[]){name, NULL}) != STATUS_OK) _exit(100);
         watchdog_set_rank(index);
+        watchdog_set_connected();
         watchdog_set_limit(1);
         cases[index].behave();
         _exit(101);
