@@ -16,6 +16,7 @@
 #include "base/hash.h"
 #include "base/memory.h"
 #include "shard/journal.h"
+#include "shard/seal.h"
 #include "shard/shard_file.h"
 
 enum {
@@ -405,6 +406,19 @@ static status_t sync_path(const char *path, int flags) {
     return STATUS_OK;
 }
 
+/* The datasets' own digests cover their bytes; the seal covers the rest of the file. */
+static status_t seal(const shard_writer_t *writer) {
+    size_t n = writer->args.n_tensors;
+    void *memory;
+    TRY(memory_alloc(MEMORY_OTHER, n, sizeof(seal_range_t), &memory));
+    seal_range_t *ranges = memory;
+    for (size_t i = 0; i < n; i++)
+        ranges[i] = (seal_range_t){.offset = writer->offsets[i], .bytes = writer->bytes[i]};
+    status_t status = seal_write(writer->fd, writer->partial, ranges, n);
+    memory_free(ranges);
+    return status;
+}
+
 status_t shard_writer_finish(shard_writer_t *writer, uint64_t content) {
     h5_init();
     hid_t access = file_access_list();
@@ -414,6 +428,7 @@ status_t shard_writer_finish(shard_writer_t *writer, uint64_t content) {
     status_t status = put_digests(file, writer, content);
     if (H5Fclose(file) < 0 && status == STATUS_OK) status = h5_fail(STATUS_DEVICE, "write", writer->partial);
     TRY(status);
+    TRY(seal(writer));
     TRY(sync_path(writer->partial, O_RDWR));
     if (rename(writer->partial, writer->path) != 0)
         return status_fail(STATUS_DEVICE, "cannot rename %s: %s", writer->partial, strerror(errno));
