@@ -5,5 +5,6 @@ cd "$(dirname "$0")/.."
 source scripts/mpi.sh
 
 ranks=$1 tests=$2
+"$tests/test_sizes"
 "$tests/test_ops"
 mpi "$ranks" "$tests/test_golden"

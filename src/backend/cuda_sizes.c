@@ -32,9 +32,9 @@ static size_t qsa_attend(const qsa_attend_args_t *args) {
     return floats(smaller(args->n_tokens, SPLIT_TOKENS) * args->shape.n_heads * n_splits * (args->shape.head_dim + 2));
 }
 
-/* Gate and up, and their product, of each token's experts. */
+/* Of each token's experts gate and up, their product, and what each gives back. */
 static size_t experts(const experts_args_t *args) {
-    return halves(3 * args->n_tokens * args->top_k * args->intermediate);
+    return halves(args->n_tokens * args->top_k * (args->hidden_size + 2 * args->intermediate));
 }
 
 static size_t shared_expert(const shared_expert_args_t *args) {

@@ -236,14 +236,15 @@ static status_t set_route(option_store_t *store, const char *text, const char *w
 static status_t set_control(option_store_t *store, const char *text, const char *where, status_t fault,
                             options_t *options) {
     TRY(keep_text(store, text, &options->control));
-    while (*text) {
+    for (bool is_last = false; !is_last;) {
         char choice[80];
         size_t length = strcspn(text, ",");
         if (length >= sizeof choice) return status_fail(fault, "%s: there is no route of such a long name", where);
         memcpy(choice, text, length);
         choice[length] = '\0';
         TRY(set_route(store, choice, where, fault, options->control_routes, &options->n_control_routes));
-        text += length + (text[length] == ',');
+        is_last = text[length] == '\0';
+        text += length + 1;
     }
     return STATUS_OK;
 }

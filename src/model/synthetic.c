@@ -175,18 +175,20 @@ status_t synthetic_tensor(const model_config_t *config, const schema_options_t *
     return STATUS_OK;
 }
 
-/* configs/ lies two steps above build/<configuration>/galvani in the source tree, and in PREFIX/share/galvani where
- * galvani is PREFIX/bin/galvani. */
+/* In a directory above the program: configs/ of the source tree, or share/galvani/configs/ where it is installed. */
 static bool find_config(const char *name, char *path, size_t path_bytes) {
-    static const char *const places[] = {"../../configs", "../share/galvani/configs"};
-    char program[2048];
-    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    static const char *const places[] = {"configs", "share/galvani/configs"};
+    enum { MAX_STEPS = 4 };
+    char directory[2048];
+    ssize_t n = readlink("/proc/self/exe", directory, sizeof directory - 1);
     if (n < 0) return false;
-    program[n] = '\0';
-    *strrchr(program, '/') = '\0';
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        int written = snprintf(path, path_bytes, "%s/%s/%s.json", program, places[i], name);
-        if (written > 0 && (size_t)written < path_bytes && file_exists(path)) return true;
+    directory[n] = '\0';
+    for (int step = 0; step < MAX_STEPS && strrchr(directory, '/'); step++) {
+        *strrchr(directory, '/') = '\0';
+        for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+            int written = snprintf(path, path_bytes, "%s/%s/%s.json", directory, places[i], name);
+            if (written > 0 && (size_t)written < path_bytes && file_exists(path)) return true;
+        }
     }
     return false;
 }

@@ -26,16 +26,17 @@ static int tear_down(void **state) {
 }
 
 /* Parses a command line given as words, NULL-terminated. */
-static status_t parse(const char *const *words) {
+static status_t parse_as(command_bit_t command, const char *const *words) {
     char *argv[32];
     int argc = 0;
     for (; words[argc]; argc++)
         argv[argc] = (char *)(uintptr_t)words[argc];
     argv[argc] = NULL;
-    return options_parse(store, COMMAND_RUN, argc, argv, &options);
+    return options_parse(store, command, argc, argv, &options);
 }
 
-#define PARSE(...) parse((const char *const[]){"run", __VA_ARGS__, NULL})
+#define PARSE(...) parse_as(COMMAND_RUN, (const char *const[]){"run", __VA_ARGS__, NULL})
+#define PARSE_BENCH(...) parse_as(COMMAND_BENCH, (const char *const[]){"bench", __VA_ARGS__, NULL})
 
 static void defaults_are_the_documented_ones(void **state) {
     (void)state;
@@ -91,6 +92,50 @@ static void values_are_read_and_checked(void **state) {
     assert_string_equal(status_message(), "--seed is given twice");
 }
 
+static void sizes_have_units(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        int64_t bytes;
+    } sizes[] = {{"34359738368", INT64_C(34359738368)},
+                 {"32GiB", INT64_C(34359738368)},
+                 {"0.5KiB", 512},
+                 {"3MiB", 3 << 20},
+                 {"1TiB", INT64_C(1) << 40}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        assert_int_equal(PARSE("--device-memory", sizes[i].text), STATUS_OK);
+        assert_int_equal(options.device_memory, sizes[i].bytes);
+    }
+    static const char *const wrong[] = {"", "GiB", "32GB", "32 GiB", "0", "-1GiB", "nan", "inf", "1e30"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        status_clear();
+        assert_int_equal(PARSE("--device-memory", wrong[i]), STATUS_USAGE);
+        assert_non_null(strstr(status_message(), "32GiB"));
+    }
+}
+
+static void the_lane_has_its_own_defaults(void **state) {
+    (void)state;
+    assert_int_equal(PARSE_BENCH("--control", "a=off,b=on"), STATUS_OK);
+    assert_int_equal(options.prompt_len, 8192);
+    assert_int_equal(options.max_new, 512);
+    assert_int_equal(options.warmup, 32);
+    assert_int_equal(options.repeats, 3);
+    assert_string_equal(options.control, "a=off,b=on");
+    assert_int_equal(options.n_control_routes, 2);
+    assert_string_equal(options.control_routes[0].name, "a");
+    assert_false(options.control_routes[0].on);
+    assert_string_equal(options.control_routes[1].name, "b");
+    assert_true(options.control_routes[1].on);
+    static const char *const wrong[] = {"a", "a=off,", "a=off,,b=on", ",a=off", "a=x", "=on", ""};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        status_clear();
+        assert_int_equal(PARSE_BENCH("--control", wrong[i]), STATUS_USAGE);
+    }
+    status_clear();
+    assert_int_equal(PARSE_BENCH("--prompt", "x"), STATUS_USAGE);
+}
+
 static void the_command_line_wins_over_the_config(void **state) {
     (void)state;
     char path[] = "/tmp/galvani-test-XXXXXX";
@@ -142,6 +187,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(defaults_are_the_documented_ones, set_up, tear_down),
         cmocka_unit_test_setup_teardown(values_are_read_and_checked, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(sizes_have_units, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(the_lane_has_its_own_defaults, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_command_line_wins_over_the_config, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_request_sets_generation_options_only, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_effective_config_is_complete, set_up, tear_down),
