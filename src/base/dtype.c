@@ -55,14 +55,6 @@ uint8_t e4m3_from_float(float value) {
     return (uint8_t)(sign | code);
 }
 
-uint8_t e2m1_from_float(float value) {
-    uint8_t sign = value < 0 ? 8 : 0;
-    float magnitude = fabsf(value);
-    uint8_t code = (uint8_t)((magnitude > 0.25f) + (magnitude >= 0.75f) + (magnitude > 1.25f) + (magnitude >= 1.75f) +
-                             (magnitude > 2.5f) + (magnitude >= 3.5f) + (magnitude > 5.0f));
-    return code ? sign | code : 0;
-}
-
 uint16_t bf16_from_float(float value) {
     uint32_t word;
     memcpy(&word, &value, sizeof word);

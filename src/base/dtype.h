@@ -37,7 +37,12 @@ extern const float e2m1_values[16];
 uint8_t e4m3_from_float(float value);
 
 /* Nearest E2M1 code, saturating at 6; ties at 0.75, 1.75, 3.5 go up and the others down, as ModelOpt exports them. */
-uint8_t e2m1_from_float(float value);
+static inline uint8_t e2m1_from_float(float value) {
+    float magnitude = value < 0 ? -value : value;
+    int code = (magnitude > 0.25f) + (magnitude >= 0.75f) + (magnitude > 1.25f) + (magnitude >= 1.75f) +
+               (magnitude > 2.5f) + (magnitude >= 3.5f) + (magnitude > 5.0f);
+    return (uint8_t)(code && value < 0 ? code | 8 : code);
+}
 
 /* BF16 is the upper half of an FP32 word, so widening is exact. */
 static inline float bf16_to_float(uint16_t bits) {

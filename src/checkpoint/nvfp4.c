@@ -1,6 +1,7 @@
 #include "checkpoint/nvfp4.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/dtype.h"
 
@@ -18,24 +19,22 @@ float nvfp4_amax(const uint16_t *values, size_t n) {
 
 float nvfp4_scale_2(float amax) { return amax > 0 ? amax / (E2M1_MAX * E4M3_MAX) : 1.0f; }
 
-/* ModelOpt keeps the sign of what rounds to zero. */
-static uint8_t signed_code(uint16_t bits, float divisor) {
-    float value = bf16_to_float(bits) / divisor;
-    return (uint8_t)(e2m1_from_float(fabsf(value)) | (value < 0 ? 8 : 0));
-}
-
 static void quantize_block(const uint16_t *values, float scale_2, uint8_t *codes, uint8_t *scale) {
     float ratio = nvfp4_amax(values, NVFP4_BLOCK) / (E2M1_MAX * scale_2);
     *scale = e4m3_from_float(ratio > 0 ? ratio : 1.0f);
     float divisor = e4m3_values[*scale] * scale_2;
-    for (int i = 0; i < NVFP4_BLOCK; i += 2) {
-        uint8_t low = 0, high = 0;
-        if (divisor > 0) {
-            low = signed_code(values[i], divisor);
-            high = signed_code(values[i + 1], divisor);
-        }
-        codes[i / 2] = (uint8_t)(low | high << 4);
+    if (divisor == 0) {
+        memset(codes, 0, NVFP4_BLOCK / 2);
+        return;
     }
+    uint8_t wide[NVFP4_BLOCK];
+    for (int i = 0; i < NVFP4_BLOCK; i++) {
+        /* ModelOpt keeps the sign of what rounds to zero. */
+        float quotient = bf16_to_float(values[i]) / divisor;
+        wide[i] = (uint8_t)(e2m1_from_float(fabsf(quotient)) | (quotient < 0 ? 8 : 0));
+    }
+    for (int i = 0; i < NVFP4_BLOCK / 2; i++)
+        codes[i] = (uint8_t)(wide[2 * i] | wide[2 * i + 1] << 4);
 }
 
 void nvfp4_quantize(const uint16_t *values, size_t n, float scale_2, uint8_t *codes, uint8_t *scales) {

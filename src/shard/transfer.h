@@ -44,6 +44,7 @@ typedef struct transfer {
     /* private; the number of moved bytes counts what was there already */
     unsigned char *rows, *gathered, *converted;
     uint8_t *codes, *scales;
+    struct narrowing *narrowing; /* [65536], by BF16 word */
     size_t rows_bytes;
     uint64_t dataset_content, moved_bytes, polled_bytes;
 } transfer_t;
