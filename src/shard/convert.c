@@ -355,6 +355,6 @@ static status_t convert(job_t *job) {
 status_t shard_convert(const shard_convert_args_t *args) {
     job_t job = {.args = args};
     status_t status = convert(&job);
-    release(&job, status != STATUS_OK);
+    release(&job, status != STATUS_OK && status != STATUS_INTERRUPTED);
     return status;
 }

@@ -37,7 +37,7 @@ typedef struct shard_convert_args {
  * does not grow with the checkpoint. Files that are whole already are left as they are, unfinished ones are gone on
  * with. What was written is read back and compared. Collective if there is a group. STATUS_USAGE if tp_size does not
  * divide the model; STATUS_INPUT for a bad checkpoint; STATUS_DEVICE if the output cannot be written. Unless the
- * process is killed, no unfinished file stays behind a failure. */
+ * process is killed or interrupted by a signal, no unfinished file stays behind a failure. */
 status_t shard_convert(const shard_convert_args_t *args);
 
 #ifdef __cplusplus

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/interrupt.h"
 #include "base/memory.h"
 #include "checkpoint/nvfp4.h"
 
@@ -169,6 +170,7 @@ static status_t poll_group(transfer_t *transfer) {
 }
 
 static status_t append(transfer_t *transfer, shard_stream_t *stream, const void *data, size_t bytes) {
+    TRY(interrupt_check());
     TRY(shard_stream_append(stream, data, bytes));
     progress_add(transfer->progress, bytes);
     transfer->moved_bytes += bytes;

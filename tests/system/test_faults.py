@@ -212,6 +212,25 @@ def test_a_rerun_redoes_the_request_that_a_signal_cut(nano_shards, tmp_path):
         assert len(tokens_in(out / f"{name}.h5")) == n
 
 
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_signal_while_sharding(tmp_path, ranks):
+    """What was written stays, and the next run goes on with it."""
+    out = tmp_path / "out"
+    line = command(ranks, "shard", "--checkpoint", NANO, "--out", out, "--tp", 2, "--quiet")
+    for _ in range(5):  # a conversion of nano takes a fraction of a second, and may end before the signal comes
+        shutil.rmtree(out, ignore_errors=True)
+        job = Job(tmp_path, line)
+        job.wait_for(lambda: list(out.glob("*.partial")))
+        job.send(job.rank(0) if ranks else job.process.pid, signal.SIGTERM)
+        done = job.end()
+        if done.status != 0:
+            break
+    check_end(done, INTERRUPTED, "signal 15")
+    assert list(out.glob("*.partial")) and not list(out.glob("*.h5"))
+    assert Job(tmp_path, line).end().status == 0
+    assert len(list(out.glob("*.h5"))) == 2 and not list(out.glob("*.partial"))
+
+
 def test_signal_without_mpirun(start_run):
     job, out = start_run(ranks=0)
     decoding(job, out)
