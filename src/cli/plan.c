@@ -120,6 +120,18 @@ static status_t print_contexts(const memory_plan_args_t *planned, const room_t *
     return STATUS_OK;
 }
 
+/* Where no device is here: what devices of usual sizes would take. */
+static status_t print_usual_devices(const memory_plan_args_t *args) {
+    static const int sizes_gib[] = {16, 24, 32, 40, 80};
+    printf("no %s device is here; --device-memory tells what there is to fit in\n", args->ops->name);
+    for (size_t i = 0; i < sizeof sizes_gib / sizeof *sizes_gib; i++) {
+        int64_t largest;
+        TRY(memory_plan_largest_context(args, (size_t)sizes_gib[i] << 30, &largest));
+        printf("  devices of %d GiB take contexts up to %" PRId64 "\n", sizes_gib[i], largest);
+    }
+    return STATUS_OK;
+}
+
 static status_t print_plan(const options_t *options, const planned_model_t *model, const memory_plan_args_t *args,
                            int n_local, const room_t *room) {
     bool is_device = args->ops->is_device;
@@ -140,7 +152,9 @@ static status_t print_plan(const options_t *options, const planned_model_t *mode
         printf("available to each rank: %.2f GiB%s\n", gib(room->bytes),
                options->device_memory ? " (--device-memory)" : "");
     else
-        printf("no %s device is here; --device-memory tells what there is to fit in\n", args->ops->name);
+        TRY(print_usual_devices(args));
+    if (!is_device && strcmp(options->backend, "auto") == 0)
+        printf("planned for the CPU, as no GPU is here; --device-memory 32GiB plans for GPUs of that size\n");
     TRY(print_contexts(args, room));
     if (room->is_known && plan.backend > room->bytes)
         return status_fail(STATUS_MEMORY,

@@ -71,6 +71,15 @@ def test_any_form_of_a_model_has_the_same_plan(nano_shards, model):
     assert parts(done.stdout) == parts(shards.stdout)
 
 
+def test_without_a_device_usual_ones_are_tried():
+    done = galvani(0, "run", "--model", "synthetic:full", "--tp", 4, "--plan", "--backend", "cuda")
+    assert done.status in (0, MEMORY)
+    if "no cuda device is here" in done.stdout:
+        assert done.status == 0
+        assert "devices of 16 GiB take contexts up to 0\n" in done.stdout
+        assert "devices of 32 GiB take contexts up to 262144\n" in done.stdout
+
+
 def test_wrong_plans():
     full = ("run", "--model", "synthetic:full", "--plan")
     assert galvani(0, *full, "--tp", 3).status == USAGE
