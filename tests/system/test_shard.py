@@ -759,14 +759,26 @@ def larger_checkpoint(tmp_path_factory):
     return directory
 
 
-def kill_with_children(pid):
-    """Kills a process and what it started, and waits until all are gone; Open MPI's ranks outlive a killed mpirun."""
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        children = [int(child) for child in file.read().split()]
-    for each in [pid, *children]:
-        os.kill(each, signal.SIGKILL)
+def descendants(pid):
+    """A process and all that it started, directly or not."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            children = [int(child) for child in file.read().split()]
+    except FileNotFoundError:
+        return [pid]
+    return [pid] + [each for child in children for each in descendants(child)]
+
+
+def kill_all(pid):
+    """kill -9 to a process and what it started, which would outlive it, and waits until all are gone."""
+    found = descendants(pid)
+    for each in found:
+        try:
+            os.kill(each, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
     deadline = time.monotonic() + 30
-    while any(os.path.exists(f"/proc/{child}/exe") for child in children):
+    while any(os.path.exists(f"/proc/{each}/exe") for each in found):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -782,7 +794,7 @@ def test_killed_run_is_resumed(larger_checkpoint, tmp_path, ranks):
     while not all(path.exists() and len(path.read_text().splitlines()) > 20 for path in journals):
         assert process.poll() is None and time.monotonic() < deadline, "the run ended before it could be stopped"
         time.sleep(0.002)
-    kill_with_children(process.pid)
+    kill_all(process.pid)
     process.wait()
     assert not list(out.glob("*.h5"))
     partial = out / "model.rank1of2.h5.partial"
