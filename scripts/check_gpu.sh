@@ -7,4 +7,5 @@ source scripts/mpi.sh
 ranks=$1 tests=$2
 "$tests/test_sizes"
 "$tests/test_ops"
+[ "$ranks" -eq 1 ] || mpi "$ranks" "$tests/test_push"
 mpi "$ranks" "$tests/test_golden"

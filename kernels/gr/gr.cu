@@ -4,21 +4,21 @@
 
 namespace {
 
-enum { NORM_THREADS = 256, UP_THREADS = 128, UP_LANES = 8 };
+enum { FEW_NORM_THREADS = 1024, MANY_NORM_THREADS = 256, UP_THREADS = 128, UP_LANES = 8 };
 
 /* Grid: (tokens, streams), one block a row of hidden_size. z = n(h, hc_norm), FP16. Moves 4 + 2 bytes a value; any
  * size. */
-__global__ void __launch_bounds__(NORM_THREADS) gr_norm_f32_kernel(gr_mix_args_t args, __half *z) {
+__global__ void __launch_bounds__(FEW_NORM_THREADS) gr_norm_f32_kernel(gr_mix_args_t args, __half *z) {
     __shared__ float scratch[WARP];
     int64_t row = (int64_t)blockIdx.x * args.hc_count + blockIdx.y;
     const float *h = args.h + row * args.hidden_size, *norm = args.hc_norm + blockIdx.y * args.hidden_size;
     z += row * args.hidden_size;
     float sum = 0.0f;
-    for (int64_t i = threadIdx.x; i < args.hidden_size; i += NORM_THREADS)
+    for (int64_t i = threadIdx.x; i < args.hidden_size; i += blockDim.x)
         sum = fmaf(h[i], h[i], sum);
     sum = block_sum(sum, scratch);
     float scale = rsqrtf(sum / (float)args.hidden_size + args.rms_norm_eps);
-    for (int64_t i = threadIdx.x; i < args.hidden_size; i += NORM_THREADS)
+    for (int64_t i = threadIdx.x; i < args.hidden_size; i += blockDim.x)
         z[i] = __float2half_rn(h[i] * scale * (1.0f + norm[i]));
 }
 
@@ -37,40 +37,59 @@ struct down_epilogue {
     }
 };
 
-/* Grid: (hidden_size / 16, tokens). Eight lanes an output: the dot products of its hc_count rows of up with a, their
- * sigmoids, the mean of gate * z. Reads up once; 16 bytes a lane with VECTOR (hc_lowrank a multiple of 8). */
+/* Grid: (hidden_size / 16, tokens). Eight lanes an output: the dot products of its row of up for each stream with a,
+ * their sigmoids, the mean of gate * z. Streams go in groups of four, whose loads are in flight together. Reads up
+ * once; 16 bytes a lane with VECTOR (hc_lowrank a multiple of 8). */
 template <bool VECTOR>
 __global__ void __launch_bounds__(UP_THREADS) gr_up_f16_kernel(gr_mix_args_t args, const __half *z, const __half *a) {
+    constexpr int GROUP = 4;
     int64_t i = (int64_t)blockIdx.x * (UP_THREADS / UP_LANES) + threadIdx.x / UP_LANES;
-    int64_t token = blockIdx.y, lowrank = args.up.columns, hidden_size = args.hidden_size;
+    int64_t token = blockIdx.y, hidden_size = args.hidden_size;
+    int lowrank = (int)args.up.columns, n_streams = (int)args.hc_count, lane = threadIdx.x % UP_LANES;
     bool inside = i < hidden_size; /* all lanes take part in the shuffles */
-    int lane = threadIdx.x % UP_LANES;
     const __half *up = (const __half *)args.up.data + (inside ? i : 0) * lowrank;
+    int64_t stream_step = hidden_size * lowrank;
     a += token * lowrank;
-    z += token * args.hc_count * hidden_size;
+    z += token * n_streams * hidden_size + (inside ? i : 0);
     float u = 0.0f;
-#pragma unroll 4
-    for (int64_t stream = 0; stream < args.hc_count; stream++) {
-        const __half *row = up + stream * hidden_size * lowrank;
-        float sum = 0.0f;
+    for (int first = 0; first < n_streams; first += GROUP) {
+        const __half *rows[GROUP];
+        float sums[GROUP], streams[GROUP];
+#pragma unroll
+        for (int s = 0; s < GROUP; s++) { /* a stream past the end repeats the last one and is not counted */
+            int stream = min(first + s, n_streams - 1);
+            rows[s] = up + stream * stream_step;
+            streams[s] = __half2float(z[stream * hidden_size]);
+            sums[s] = 0.0f;
+        }
         if (VECTOR) {
 #pragma unroll 5
-            for (int64_t j = lane * 8; j < lowrank; j += UP_LANES * 8) {
-                float weight[8], value[8];
-                unpack8(__ldg((const uint4 *)(row + j)), weight);
+            for (int j = lane * 8; j < lowrank; j += UP_LANES * 8) {
+                float value[8];
                 unpack8(__ldg((const uint4 *)(a + j)), value);
 #pragma unroll
-                for (int k = 0; k < 8; k++)
-                    sum = fmaf(weight[k], value[k], sum);
+                for (int s = 0; s < GROUP; s++) {
+                    float weight[8];
+                    unpack8(__ldg((const uint4 *)(rows[s] + j)), weight);
+#pragma unroll
+                    for (int k = 0; k < 8; k++)
+                        sums[s] = fmaf(weight[k], value[k], sums[s]);
+                }
             }
         } else {
-            for (int64_t j = lane; j < lowrank; j += UP_LANES)
-                sum = fmaf(__half2float(row[j]), __half2float(a[j]), sum);
+            for (int j = lane; j < lowrank; j += UP_LANES) {
+#pragma unroll
+                for (int s = 0; s < GROUP; s++)
+                    sums[s] = fmaf(__half2float(rows[s][j]), __half2float(a[j]), sums[s]);
+            }
         }
-        sum = lanes_sum<UP_LANES>(sum);
-        if (inside) u = fmaf(sigmoidf(sum), __half2float(z[stream * hidden_size + i]), u);
+#pragma unroll
+        for (int s = 0; s < GROUP; s++) {
+            float gate = sigmoidf(lanes_sum<UP_LANES>(sums[s]));
+            if (first + s < n_streams) u = fmaf(gate, streams[s], u);
+        }
     }
-    if (inside && lane == 0) args.u[token * hidden_size + i] = __float2half_rn(u / (float)args.hc_count);
+    if (inside && lane == 0) args.u[token * hidden_size + i] = __float2half_rn(u / (float)n_streams);
 }
 
 /* Behind the GEMM of down and of block_inject, one thread a value. */
@@ -150,8 +169,9 @@ status_t launch_gr_mix(const gr_mix_args_t *args, const device_queue_t *queue) {
     int64_t n_tokens = args->n_tokens, width = args->up.rows, lowrank = args->down.rows;
     __half *z = (__half *)args->workspace, *a = z + n_tokens * width;
     down_epilogue epilogue = {a, args->inject, lowrank, args->hc_count, 0};
-    gr_norm_f32_kernel<<<dim3((unsigned int)n_tokens, (unsigned int)args->hc_count), NORM_THREADS, 0, queue->stream>>>(
-        *args, z);
+    unsigned int threads = n_tokens > LINEAR_MAX_GEMV_TOKENS ? MANY_NORM_THREADS : FEW_NORM_THREADS;
+    gr_norm_f32_kernel<<<dim3((unsigned int)n_tokens, (unsigned int)args->hc_count), threads, 0, queue->stream>>>(*args,
+                                                                                                                  z);
     TRY(queue_check_launch("gr_mix"));
     if (n_tokens > LINEAR_MAX_GEMV_TOKENS) return mix_many(args, queue, z, a, epilogue);
 

@@ -18,7 +18,8 @@ __global__ void __launch_bounds__(SCORE_THREADS)
     const qsa_shape_t &shape = args.shape;
     int64_t token = first_token + blockIdx.y, n_blocks = (*args.start_pos + token + 1) / shape.ratio;
     if (n_blocks <= shape.n_select) return;
-    extern __shared__ float q[]; /* [index_n_heads, index_dim] */
+    extern __shared__ float4 shared[];
+    float *q = (float *)shared; /* [index_n_heads, index_dim] */
     int width = (int)(shape.index_n_heads * shape.index_dim), dim = (int)shape.index_dim;
     for (int i = threadIdx.x; i < width; i += SCORE_THREADS)
         q[i] = __half2float(args.index_q[token * width + i]);
@@ -30,6 +31,25 @@ __global__ void __launch_bounds__(SCORE_THREADS)
     for (int64_t block = first; block < n_blocks; block += (int64_t)gridDim.x * (SCORE_THREADS / WARP)) {
         const __half *key = args.cache.index_keys + block * dim;
         float score = 0.0f;
+        if (dim % 4 == 0 && shape.index_n_heads == 4) {
+            float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            for (int i = lane * 4; i < dim; i += WARP * 4) {
+                uint2 word = __ldg((const uint2 *)(key + i));
+                float2 low = __half22float2(*(const __half2 *)&word.x),
+                       high = __half22float2(*(const __half2 *)&word.y);
+#pragma unroll
+                for (int head = 0; head < 4; head++) {
+                    float4 query = *(const float4 *)(q + head * dim + i);
+                    sums[head] = fmaf(low.x, query.x, fmaf(low.y, query.y, sums[head]));
+                    sums[head] = fmaf(high.x, query.z, fmaf(high.y, query.w, sums[head]));
+                }
+            }
+#pragma unroll
+            for (int head = 0; head < 4; head++)
+                score += fmaxf(lanes_sum<WARP>(sums[head]), 0.0f);
+            if (lane == 0) scores[block] = score * scale;
+            continue;
+        }
         for (int head = 0; head < shape.index_n_heads; head++) {
             float sum = 0.0f;
             for (int i = lane; i < dim; i += WARP)
@@ -94,12 +114,25 @@ __global__ void __launch_bounds__(SELECT_THREADS)
             if ((key & mask) == prefix) atomicAdd(&histogram[key >> shift & (BINS - 1)], 1u);
         }
         __syncthreads();
-        if (threadIdx.x == 0) {
-            int above = 0, bin = BINS - 1;
-            while (above + (int)histogram[bin] < wanted)
-                above += (int)histogram[bin--];
-            shared_prefix = prefix | (uint32_t)bin << shift;
-            shared_wanted = (uint32_t)(wanted - above);
+        if (threadIdx.x <
+            WARP) { /* lane l looks after 8 bins from the top; the one that holds the wanted key goes on */
+            int bin = BINS - 1 - (int)threadIdx.x * (BINS / WARP), own = 0;
+#pragma unroll
+            for (int i = 0; i < BINS / WARP; i++)
+                own += (int)histogram[bin - i];
+            int above = own;
+#pragma unroll
+            for (int offset = 1; offset < WARP; offset *= 2) {
+                int before = __shfl_up_sync(0xffffffffu, above, offset);
+                if (threadIdx.x >= offset) above += before;
+            }
+            above -= own;
+            if (above < wanted && above + own >= wanted) {
+                while (above + (int)histogram[bin] < wanted)
+                    above += (int)histogram[bin--];
+                shared_prefix = prefix | (uint32_t)bin << shift;
+                shared_wanted = (uint32_t)(wanted - above);
+            }
         }
         __syncthreads();
         prefix = shared_prefix;

@@ -1,7 +1,10 @@
 #include "backend/all_reduce_cuda.h"
 
+#include <string.h>
+
 #include "backend/check_cuda.h"
 #include "backend/nccl_cuda.h"
+#include "backend/push_cuda.h"
 #include "base/dtype.h"
 #include "base/memory.h"
 
@@ -13,6 +16,7 @@ struct all_reduce {
     const device_queue_t *queue;
     all_reduce_route_t route;
     nccl_t *nccl;
+    push_t *push;
     uint16_t *halves; /* [HOST_CHUNK], pinned */
     float *floats;    /* [HOST_CHUNK] */
 };
@@ -21,6 +25,15 @@ const char *all_reduce_route_name(all_reduce_route_t route) {
     static const char *const names[] = {
         [ALL_REDUCE_AUTO] = "auto", [ALL_REDUCE_PUSH] = "push", [ALL_REDUCE_NCCL] = "nccl", [ALL_REDUCE_MPI] = "mpi"};
     return names[route];
+}
+
+bool all_reduce_route_from_name(const char *name, all_reduce_route_t *route) {
+    for (int i = ALL_REDUCE_AUTO; i <= ALL_REDUCE_MPI; i++) {
+        if (strcmp(name, all_reduce_route_name((all_reduce_route_t)i)) != 0) continue;
+        *route = (all_reduce_route_t)i;
+        return true;
+    }
+    return false;
 }
 
 all_reduce_route_t all_reduce_get_route(const all_reduce_t *all_reduce) { return all_reduce->route; }
@@ -37,6 +50,17 @@ static status_t create_host_buffers(all_reduce_t *all_reduce) {
 /* Collective: what one rank cannot have, none uses. */
 static status_t create_route(all_reduce_t *all_reduce, all_reduce_route_t wanted) {
     comm_t *comm = all_reduce->comm;
+    if (wanted == ALL_REDUCE_AUTO || wanted == ALL_REDUCE_PUSH) {
+        status_t status = comm_agree(comm, push_create(comm, all_reduce->queue, 0, &all_reduce->push));
+        if (status == STATUS_OK) {
+            all_reduce->route = ALL_REDUCE_PUSH;
+            return STATUS_OK;
+        }
+        push_destroy(all_reduce->push);
+        all_reduce->push = NULL;
+        if (wanted == ALL_REDUCE_PUSH) return status;
+        status_clear();
+    }
     if (wanted == ALL_REDUCE_AUTO || wanted == ALL_REDUCE_NCCL) {
         status_t status = comm_agree(comm, nccl_create(comm, all_reduce->queue->stream, &all_reduce->nccl));
         if (status == STATUS_OK) {
@@ -70,6 +94,7 @@ status_t all_reduce_create(const all_reduce_args_t *args, all_reduce_t **all_red
 void all_reduce_destroy(all_reduce_t *all_reduce) {
     if (!all_reduce) return;
     nccl_destroy(all_reduce->nccl);
+    push_destroy(all_reduce->push);
     if (all_reduce->halves) cudaFreeHost(all_reduce->halves);
     memory_free(all_reduce->floats);
     memory_free(all_reduce);
@@ -98,6 +123,11 @@ static status_t run_mpi(all_reduce_t *all_reduce, activation_t *data, size_t n) 
 }
 
 status_t all_reduce_run(all_reduce_t *all_reduce, activation_t *data, size_t n) {
+    if (all_reduce->route == ALL_REDUCE_PUSH) return push_all_reduce(all_reduce->push, data, n);
     if (all_reduce->route == ALL_REDUCE_NCCL) return nccl_all_reduce(all_reduce->nccl, data, n);
     return run_mpi(all_reduce, data, n);
+}
+
+status_t all_reduce_check(const all_reduce_t *all_reduce) {
+    return all_reduce->route == ALL_REDUCE_PUSH ? push_check(all_reduce->push) : STATUS_OK;
 }

@@ -3,6 +3,8 @@
 
 /* Sums of FP16 partial results over the ranks, in device memory, stream-ordered. Collective throughout. */
 
+#include <stdbool.h>
+
 #include "comm/comm.h"
 #include "device/queue.h"
 
@@ -25,7 +27,8 @@ typedef struct all_reduce_args {
     all_reduce_route_t route;
 } all_reduce_args_t;
 
-/* STATUS_USAGE where the route asked for cannot be had; ALL_REDUCE_AUTO takes the first of push, nccl and mpi that can.
+/* STATUS_DEVICE where the route asked for cannot be had; ALL_REDUCE_AUTO takes the first of push, nccl and mpi that
+ * can.
  */
 status_t all_reduce_create(const all_reduce_args_t *args, all_reduce_t **all_reduce);
 void all_reduce_destroy(all_reduce_t *all_reduce); /* NULL is allowed */
@@ -33,9 +36,15 @@ void all_reduce_destroy(all_reduce_t *all_reduce); /* NULL is allowed */
 /* data[i] = sum over ranks of data[i], the same bits on every rank. */
 status_t all_reduce_run(all_reduce_t *all_reduce, activation_t *data, size_t n);
 
-/* What was chosen, and why. */
+/* After a synchronisation: STATUS_DEVICE if a sum before it could not be made, naming the rank that was missing. */
+status_t all_reduce_check(const all_reduce_t *all_reduce);
+
+/* What was chosen. */
 all_reduce_route_t all_reduce_get_route(const all_reduce_t *all_reduce);
 const char *all_reduce_route_name(all_reduce_route_t route);
+
+/* Inverse of all_reduce_route_name; false for anything else. */
+bool all_reduce_route_from_name(const char *name, all_reduce_route_t *route);
 
 #ifdef __cplusplus
 }

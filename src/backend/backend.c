@@ -7,15 +7,19 @@
 #include "backend/cuda_sizes.h"
 #endif
 
-status_t backend_create(backend_kind_t kind, comm_t *comm, backend_t **backend) {
+status_t backend_open(const backend_args_t *args, backend_t **backend) {
 #ifdef GALVANI_CUDA
-    if (kind == BACKEND_CUDA || (kind == BACKEND_AUTO && backend_cuda_available()))
-        return backend_cuda_create(comm, backend);
+    if (args->kind == BACKEND_CUDA || (args->kind == BACKEND_AUTO && backend_cuda_available()))
+        return backend_cuda_create(args, backend);
 #else
-    if (kind == BACKEND_CUDA)
+    if (args->kind == BACKEND_CUDA)
         return status_fail(STATUS_DEVICE, "this galvani was built without CUDA; use --backend cpu, or build with nvcc");
 #endif
-    return backend_cpu_create(comm, backend);
+    return backend_cpu_create(args->comm, backend);
+}
+
+status_t backend_create(backend_kind_t kind, comm_t *comm, backend_t **backend) {
+    return backend_open(&(backend_args_t){.kind = kind, .comm = comm}, backend);
 }
 
 const backend_ops_t *backend_sizes(backend_kind_t kind) {

@@ -125,8 +125,17 @@ struct backend {
 
 typedef enum backend_kind { BACKEND_AUTO, BACKEND_CPU, BACKEND_CUDA } backend_kind_t;
 
+typedef struct backend_args {
+    backend_kind_t kind;
+    comm_t *comm;           /* borrowed */
+    const char *all_reduce; /* "auto", "push", "nccl" or "mpi"; the CPU's is MPI's in any case */
+} backend_args_t;
+
 /* BACKEND_AUTO takes CUDA where it was built in and a device is there, else the CPU. STATUS_DEVICE if the one asked for
  * is not to be had. The caller ends it with ops->destroy. */
+status_t backend_open(const backend_args_t *args, backend_t **backend);
+
+/* The same with the default of what is not named. */
 status_t backend_create(backend_kind_t kind, comm_t *comm, backend_t **backend);
 
 /* A backend's table as far as a memory plan reads it, whether or not it was built in and a device is there: name,

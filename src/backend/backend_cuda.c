@@ -145,7 +145,9 @@ static void *cuda_host_address(backend_t *backend, void *pointer) {
 }
 
 static status_t cuda_synchronize(backend_t *backend) {
-    return check_cuda(cudaStreamSynchronize(state_of(backend)->queue.stream), "the work on the device");
+    const cuda_state_t *state = state_of(backend);
+    TRY(check_cuda(cudaStreamSynchronize(state->queue.stream), "the work on the device"));
+    return state->all_reduce ? all_reduce_check(state->all_reduce) : STATUS_OK;
 }
 
 static status_t cuda_upload(backend_t *backend, void *destination, const void *host, size_t bytes) {
@@ -367,7 +369,8 @@ static status_t open_device(backend_t *backend) {
     return gemm_create(&state->queue);
 }
 
-status_t backend_cuda_create(comm_t *comm, backend_t **backend) {
+status_t backend_cuda_create(const backend_args_t *backend_args, backend_t **backend) {
+    comm_t *comm = backend_args->comm;
     void *memory;
     status_t status;
     TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(backend_t), &memory));
@@ -376,8 +379,12 @@ status_t backend_cuda_create(comm_t *comm, backend_t **backend) {
     TRY_GOTO(memory_alloc(MEMORY_OTHER, 1, sizeof(cuda_state_t), &created->state), failed);
     TRY_GOTO(comm_agree(comm, open_device(created)), failed);
     cuda_state_t *state = state_of(created);
+    all_reduce_route_t route = ALL_REDUCE_AUTO;
+    if (backend_args->all_reduce && !all_reduce_route_from_name(backend_args->all_reduce, &route))
+        TRY_GOTO(status_fail(STATUS_USAGE, "--comm is auto, push, nccl or mpi, not %s", backend_args->all_reduce),
+                 failed);
     if (comm_tp_size(comm) > 1) {
-        const all_reduce_args_t args = {.comm = comm, .queue = &state->queue, .route = ALL_REDUCE_AUTO};
+        const all_reduce_args_t args = {.comm = comm, .queue = &state->queue, .route = route};
         TRY_GOTO(all_reduce_create(&args, &state->all_reduce), failed);
         created->can_record = all_reduce_get_route(state->all_reduce) != ALL_REDUCE_MPI;
         log_info("comm     %s", all_reduce_route_name(all_reduce_get_route(state->all_reduce)));

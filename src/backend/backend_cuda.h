@@ -13,7 +13,7 @@ bool backend_cuda_available(void);
 /* One device a rank, chosen by the rank's number on its host (several ranks share one where there are fewer), FP16
  * activations, one stream. The PLE table lies in pinned host memory, everything else on the device. Collective.
  * STATUS_DEVICE without a device that this build has code for. */
-status_t backend_cuda_create(comm_t *comm, backend_t **backend);
+status_t backend_cuda_create(const backend_args_t *args, backend_t **backend);
 
 const backend_ops_t *backend_cuda_ops(void);
 

@@ -48,7 +48,9 @@ status_t load_engine(const load_args_t *args, backend_t **backend, engine_t **en
         TRY(engine_check_route(options->routes[i].name));
     for (int i = 0; i < options->n_control_routes; i++)
         TRY(engine_check_route(options->control_routes[i].name));
-    TRY(comm_agree(args->comm, backend_create(plan_backend_kind(options->backend), args->comm, backend)));
+    const backend_args_t backend_args = {
+        .kind = plan_backend_kind(options->backend), .comm = args->comm, .all_reduce = options->comm};
+    TRY(comm_agree(args->comm, backend_open(&backend_args, backend)));
     const engine_args_t engine_args = {.model = options->model,
                                        .synthetic_seed = (uint64_t)options->synthetic_seed,
                                        .comm = args->comm,

@@ -1,7 +1,7 @@
 /* Whole models on the GPU against transformers: the residual streams behind every layer, the logits of the prompt in
- * several pieces and of the greedy steps, eager and by the recorded step. FP16 against FP32 on random weights: a router or
- * an indexer that is nearly tied may choose otherwise, and what follows then differs. So the first layer's streams must be
- * close, and of the logits most rows, with the greedy token of nearly all. */
+ * several pieces and of the greedy steps, eager and by the recorded step. FP16 against FP32 on random weights: a router
+ * or an indexer that is nearly tied may choose otherwise, and what follows then differs. So the first layer's streams
+ * must be close, and of the logits most rows, with the greedy token of nearly all. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -155,8 +155,12 @@ static void test_case(void **state) {
     assert_all_ok(status);
 }
 
-int main(void) {
-    if (comm_init(&comm) != STATUS_OK || backend_create(BACKEND_CUDA, comm, &backend) != STATUS_OK) {
+/* test_golden [push|nccl|mpi]: how sums over ranks are made. */
+int main(int argc, char **argv) {
+    backend_args_t args = {.kind = BACKEND_CUDA, .all_reduce = argc > 1 ? argv[1] : NULL};
+    status_t status = comm_init(&args.comm);
+    comm = args.comm;
+    if (status != STATUS_OK || backend_open(&args, &backend) != STATUS_OK) {
         fprintf(stderr, "%s\n", status_message());
         return EXIT_FAILURE;
     }
