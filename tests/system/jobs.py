@@ -32,7 +32,7 @@ def ancestors(pid):
 def is_running(pid):
     try:
         return state_and_parent(pid)[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
