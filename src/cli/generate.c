@@ -175,6 +175,7 @@ static status_t generation_open(const generation_t *generation, const request_t 
                                  .cuda = "",
                                  .nccl = "",
                                  .mpi = comm_library(context->comm),
+                                 .rank_hosts = comm_hosts(context->comm),
                                  .prompt = generation->prompt,
                                  .n_prompt = (size_t)generation->job.n_prompt,
                                  .prompt_text = request->text,

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/cpu.h"
@@ -29,6 +30,7 @@ struct comm {
     int tp_rank, tp_size, local_rank, local_size, local_cores;
     char library[MPI_MAX_LIBRARY_VERSION_STRING];
     float *gathered; /* [tp_size, REDUCE_CHUNK] */
+    char *hosts;
     MPI_Comm at_end; /* of comm_agree_at_end alone */
     MPI_Errhandler errhandler;
 };
@@ -69,6 +71,26 @@ static void on_mpi_error(MPI_Comm *communicator, int *code, ...) {
     MPI_Abort(MPI_COMM_WORLD, STATUS_DEVICE);
 }
 
+/* Collective. */
+static status_t name_hosts(int tp_size, char **hosts) {
+    enum { NAME_BYTES = 64 };
+    char own[NAME_BYTES] = "";
+    gethostname(own, sizeof own - 1);
+    void *memory;
+    TRY(memory_alloc(MEMORY_OTHER, (size_t)tp_size + 1, NAME_BYTES, &memory));
+    char *names = memory, *end = names;
+    MPI_Allgather(own, NAME_BYTES, MPI_CHAR, names, NAME_BYTES, MPI_CHAR, MPI_COMM_WORLD);
+    for (int rank = 0; rank < tp_size; rank++) {
+        const char *name = names + (size_t)rank * NAME_BYTES;
+        size_t length = strlen(name);
+        if (rank > 0) *end++ = ',';
+        memmove(end, name, length + 1);
+        end += length;
+    }
+    *hosts = names;
+    return STATUS_OK;
+}
+
 status_t comm_init(comm_t **comm) {
     int provided;
     /* A rank that waits gives its core away: Open MPI does so by itself only where it counts more ranks than cores, but
@@ -100,10 +122,11 @@ status_t comm_init(comm_t **comm) {
     MPI_Get_library_version(created->library, &length);
     created->library[strcspn(created->library, ",\n")] = '\0';
 
-    status_t status = STATUS_OK;
-    if (created->tp_size > 1)
+    status_t status = name_hosts(created->tp_size, &created->hosts);
+    if (status == STATUS_OK && created->tp_size > 1)
         status = memory_alloc(MEMORY_COMM, (size_t)created->tp_size * REDUCE_CHUNK, sizeof(float), &memory);
     if (status != STATUS_OK) {
+        memory_free(created->hosts);
         memory_free(created);
         return status;
     }
@@ -116,6 +139,7 @@ void comm_finalize(comm_t *comm) {
     MPI_Comm_free(&comm->at_end);
     MPI_Errhandler_free(&comm->errhandler);
     memory_free(comm->gathered);
+    memory_free(comm->hosts);
     memory_free(comm);
     MPI_Finalize();
 }
@@ -131,6 +155,8 @@ int comm_local_size(const comm_t *comm) { return comm->local_size; }
 int comm_local_cores(const comm_t *comm) { return comm->local_cores; }
 
 const char *comm_library(const comm_t *comm) { return comm->library; }
+
+const char *comm_hosts(const comm_t *comm) { return comm->hosts; }
 
 /* Message sizes are ints in MPI; everything larger is cut into chunks before it comes here. */
 static int as_count(size_t n) {

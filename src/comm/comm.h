@@ -38,6 +38,9 @@ int comm_local_cores(const comm_t *comm);
 /* Name and version of the MPI library, one line; owned by the comm. */
 const char *comm_library(const comm_t *comm);
 
+/* The host of every rank, "a,a,b,b" in rank order; owned by the comm. */
+const char *comm_hosts(const comm_t *comm);
+
 /* Makes one outcome of many: returns the status of the lowest rank that failed, on every rank, and gives every rank
  * that rank's message (naming the rank, if it is neither all of them nor rank 0). STATUS_OK if none failed. */
 status_t comm_agree(comm_t *comm, status_t status);

@@ -7,6 +7,7 @@
 #include <openssl/crypto.h>
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
 #include <utf8proc.h>
@@ -17,6 +18,29 @@ const char *provenance_commit(void) { return GALVANI_COMMIT; }
 void provenance_host(char text[PROVENANCE_TEXT_BYTES]) {
     struct utsname names;
     snprintf(text, PROVENANCE_TEXT_BYTES, "%s", uname(&names) == 0 ? names.nodename : "unknown");
+}
+
+size_t provenance_slurm(provenance_fact_t facts[PROVENANCE_MAX_FACTS]) {
+    static const char *const variables[][2] = {
+        {"slurm_job_id", "SLURM_JOB_ID"},
+        {"slurm_job_name", "SLURM_JOB_NAME"},
+        {"slurm_step_id", "SLURM_STEP_ID"},
+        {"slurm_array_job_id", "SLURM_ARRAY_JOB_ID"},
+        {"slurm_array_task_id", "SLURM_ARRAY_TASK_ID"},
+        {"slurm_cluster_name", "SLURM_CLUSTER_NAME"},
+        {"slurm_partition", "SLURM_JOB_PARTITION"},
+        {"slurm_nodelist", "SLURM_JOB_NODELIST"},
+        {"slurm_nnodes", "SLURM_JOB_NUM_NODES"},
+        {"slurm_ntasks", "SLURM_NTASKS"},
+        {"slurm_gpus_on_node", "SLURM_GPUS_ON_NODE"},
+        {"slurm_restart_count", "SLURM_RESTART_COUNT"},
+    };
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
+        const char *value = getenv(variables[i][1]);
+        if (value) facts[n++] = (provenance_fact_t){.name = variables[i][0], .value = value};
+    }
+    return n;
 }
 
 void provenance_hdf5(char text[PROVENANCE_TEXT_BYTES]) {

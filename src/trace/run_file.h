@@ -35,6 +35,7 @@ typedef struct run_file_args {
     int64_t vocab_size; /* width of /sampling/logits */
     int64_t max_new;
     const char *command_line, *effective_config_json; /* effective_config_json: the options in force */
+    const char *rank_hosts; /* of every rank, separated by commas */
     const char *model_config_json, *model_digest;
     const char *backend, *gpus, *driver, *cuda, *nccl, *mpi; /* "" where there is none */
     const int32_t *prompt;

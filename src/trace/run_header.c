@@ -25,6 +25,7 @@ static herr_t put_attributes(hid_t file, const run_file_args_t *args) {
         {"model_digest", args->model_digest},
         {"git_commit", provenance_commit()},
         {"host", host},
+        {"rank_hosts", args->rank_hosts},
         {"backend", args->backend},
         {"gpus", args->gpus},
         {"driver_version", args->driver},
@@ -48,6 +49,10 @@ static herr_t put_attributes(hid_t file, const run_file_args_t *args) {
         result = h5_put_text(file, texts[i].name, texts[i].value ? texts[i].value : "");
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0] && result >= 0; i++)
         result = h5_put_int(file, numbers[i].name, numbers[i].value);
+    provenance_fact_t facts[PROVENANCE_MAX_FACTS];
+    size_t n_facts = provenance_slurm(facts);
+    for (size_t i = 0; i < n_facts && result >= 0; i++)
+        result = h5_put_text(file, facts[i].name, facts[i].value);
     return result;
 }
 

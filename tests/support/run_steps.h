@@ -69,6 +69,7 @@ static inline run_file_args_t steps_args(const char *path, int64_t max_new) {
                              .cuda = "",
                              .nccl = "",
                              .mpi = "Open MPI v4.1.4",
+                             .rank_hosts = "host",
                              .prompt = steps_prompt,
                              .n_prompt = sizeof steps_prompt / sizeof steps_prompt[0],
                              .prompt_text = "\xe6\xb0\xb4?",
