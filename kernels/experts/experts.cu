@@ -67,12 +67,19 @@ __global__ void __launch_bounds__(THREADS) experts_gate_up_kernel(experts_args_t
  * block of their rows laid end to end. Reads the rows once. intermediate a multiple of 16. */
 template <bool NVFP4>
 __global__ void __launch_bounds__(THREADS) experts_down_kernel(experts_args_t args, const __half *act) {
+    extern __shared__ float factors[]; /* [top_k], behind them the experts' first rows as int32 [top_k] */
+    int32_t *first_rows = (int32_t *)(factors + args.top_k);
     int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP, token = blockIdx.y;
+    const expert_weights_t &weights = args.expert_weights;
+    for (int k = threadIdx.x; k < args.top_k; k += THREADS) {
+        int32_t expert = args.experts[token * args.top_k + k];
+        float scale_2 = NVFP4 ? weights.down_scale_2[expert] * NVFP4_FACTOR : 1.0f;
+        factors[k] = args.weights[token * args.top_k + k] * scale_2;
+        first_rows[k] = (int32_t)(expert * args.hidden_size);
+    }
+    __syncthreads();
     if (row >= args.hidden_size) return;
     int n_blocks = (int)(args.intermediate / NVFP4_BLOCK_VALUES), n_all = n_blocks * (int)args.top_k;
-    const int32_t *experts = args.experts + token * args.top_k;
-    const float *route = args.weights + token * args.top_k;
-    const expert_weights_t &weights = args.expert_weights;
     int64_t row_bytes = NVFP4 ? args.intermediate / 2 : args.intermediate * 2;
     const char *data = NVFP4 ? (const char *)weights.down_codes : (const char *)weights.down_f16;
     act += token * args.top_k * args.intermediate;
@@ -80,14 +87,13 @@ __global__ void __launch_bounds__(THREADS) experts_down_kernel(experts_args_t ar
     float sum = 0.0f;
 #pragma unroll 4
     for (int i = threadIdx.x % WARP; i < n_all; i += WARP) {
-        int k = i / n_blocks, block = i % n_blocks;
-        int64_t expert = __ldg(experts + k), weight_row = expert * args.hidden_size + row;
-        float x[16], factor = __ldg(route + k);
-        if (NVFP4) factor *= __ldg(weights.down_scale_2 + expert) * NVFP4_FACTOR;
+        int k = i / n_blocks, block = i - k * n_blocks;
+        int64_t weight_row = first_rows[k] + row;
+        float x[16];
         load16(act + (int64_t)i * NVFP4_BLOCK_VALUES, x);
         float dot =
             block_dot<NVFP4>(data + weight_row * row_bytes, weights.down_scales + weight_row * n_blocks, block, x);
-        sum = fmaf(factor, dot, sum);
+        sum = fmaf(factors[k], dot, sum);
     }
     sum = lanes_sum<WARP>(sum);
     if (threadIdx.x % WARP == 0) args.o[token * args.hidden_size + row] = __float2half_rn(sum);
@@ -97,7 +103,7 @@ template <bool NVFP4> void launch_pairs(const experts_args_t *args, __half *act,
     dim3 up(blocks_for(args->intermediate, WARPS), (unsigned int)(args->n_tokens * args->top_k));
     experts_gate_up_kernel<NVFP4><<<up, THREADS, 0, stream>>>(*args, act);
     dim3 down(blocks_for(args->hidden_size, WARPS), (unsigned int)args->n_tokens);
-    experts_down_kernel<NVFP4><<<down, THREADS, 0, stream>>>(*args, act);
+    experts_down_kernel<NVFP4><<<down, THREADS, (size_t)args->top_k * 8, stream>>>(*args, act);
 }
 
 } // namespace

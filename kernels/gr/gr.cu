@@ -4,7 +4,7 @@
 
 namespace {
 
-enum { FEW_NORM_THREADS = 1024, MANY_NORM_THREADS = 256, UP_THREADS = 128, UP_LANES = 8 };
+enum { FEW_NORM_THREADS = 1024, MANY_NORM_THREADS = 256, UP_THREADS = 64, UP_LANES = 8 };
 
 /* Grid: (tokens, streams), one block a row of hidden_size. z = n(h, hc_norm), FP16. Moves 4 + 2 bytes a value; any
  * size. */
@@ -37,7 +37,7 @@ struct down_epilogue {
     }
 };
 
-/* Grid: (hidden_size / 16, tokens). Eight lanes an output: the dot products of its row of up for each stream with a,
+/* Grid: (hidden_size / 8, tokens). Eight lanes an output: the dot products of its row of up for each stream with a,
  * their sigmoids, the mean of gate * z. Streams go in groups of four, whose loads are in flight together. Reads up
  * once; 16 bytes a lane with VECTOR (hc_lowrank a multiple of 8). */
 template <bool VECTOR>
