@@ -39,6 +39,7 @@ void interrupt_install(void) {
     action.sa_flags = SA_RESTART;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
     sigaction(SIGXCPU, &action, NULL);
 }
 

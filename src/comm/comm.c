@@ -38,9 +38,9 @@ struct comm {
 /* An MPI call that waits for other ranks: this one is not to blame while it lasts. */
 #define WAITING(call)                                                                                                  \
     do {                                                                                                               \
-        bool was_busy_ = heartbeat_set_busy(false);                                                                    \
+        heartbeat_phase_t phase_ = heartbeat_enter(HEARTBEAT_WAITING);                                                 \
         call;                                                                                                          \
-        heartbeat_set_busy(was_busy_);                                                                                 \
+        heartbeat_enter(phase_);                                                                                       \
     } while (0)
 
 /* mpirun may bind each rank to its own cores, or let all ranks of a host run on all of them. Collective over `host`. */
@@ -191,6 +191,7 @@ status_t comm_agree_at_end(comm_t *comm, status_t status) {
     MPI_Request request;
     MPI_Iallreduce(&failed, &n_failed, 1, MPI_INT, MPI_SUM, comm->at_end, &request);
     int64_t begin_ns = clock_now_ns();
+    heartbeat_enter(HEARTBEAT_WAITING);
     for (;;) {
         MPI_Test(&request, &all_are_here, MPI_STATUS_IGNORE);
         if (all_are_here) return comm_agree(comm, status);

@@ -26,6 +26,9 @@ enum { SILENCE_MORE_S = 5 };
 /* How long MPI may take to connect the ranks. All wait for each other then, so the higher ones let the lowest speak. */
 enum { CONNECT_LIMIT_S = 60 };
 
+/* How long a rank that was asked to end may wait for another one. */
+enum { END_LIMIT_S = 3 };
+
 /* Memory of both processes. */
 typedef struct board {
     heartbeat_t heartbeat; /* the child writes */
@@ -39,13 +42,14 @@ static board_t *board; /* NULL without a watcher */
 /* What the watcher knows of its child. */
 typedef struct watch {
     pid_t child;
-    bool is_stopped;
+    bool is_stopped, is_asked_to_end;
     uint64_t n_beats; /* at the last tick */
-    int quiet_s;      /* seconds without a sign of life; they do not pass while the watcher is stopped itself */
+    int quiet_s;      /* seconds without a sign of life where there should be one */
+    int waiting_s;    /* seconds that the child has waited for another rank since it was asked to end */
 } watch_t;
 
 /* The signals that ask for an end. */
-static const int passed_on[] = {SIGINT, SIGTERM, SIGXCPU};
+static const int passed_on[] = {SIGINT, SIGTERM, SIGUSR1, SIGXCPU};
 enum { N_PASSED_ON = sizeof passed_on / sizeof passed_on[0] };
 
 static int32_t load(const int32_t *value) { return __atomic_load_n(value, __ATOMIC_RELAXED); }
@@ -89,15 +93,21 @@ static int report_end(int wait_status) {
     return STATUS_DEVICE;
 }
 
-/* Counts a tick; whether the child has stood still for too long. */
-static bool stands_still(watch_t *watch) {
+/* Counts a second. It does not pass while the watcher is stopped itself. */
+static void count_second(watch_t *watch) {
     const heartbeat_t now = heartbeat_read(&board->heartbeat);
-    bool is_connected = load(&board->is_connected);
-    bool is_silent = !is_connected || (now.is_busy && now.n_beats == watch->n_beats);
+    bool is_silent = now.n_beats == watch->n_beats;
+    bool should_beat = watch->is_stopped || !load(&board->is_connected) || now.phase == HEARTBEAT_BUSY;
+    bool waits_at_end = watch->is_asked_to_end && now.phase == HEARTBEAT_WAITING;
     watch->n_beats = now.n_beats;
-    watch->quiet_s = watch->is_stopped || is_silent ? watch->quiet_s + 1 : 0;
+    watch->quiet_s = is_silent && should_beat ? watch->quiet_s + 1 : 0;
+    watch->waiting_s = is_silent && waits_at_end ? watch->waiting_s + 1 : 0;
     __atomic_store_n(&board->n_ticks, board->n_ticks + 1, __ATOMIC_RELAXED);
+}
 
+/* Whether the child has stood still for too long. */
+static bool stands_still(const watch_t *watch) {
+    bool is_connected = load(&board->is_connected);
     int limit_s = load(&board->limit_s);
     if (limit_s == 0) return false;
     if (!watch->is_stopped) limit_s = is_connected ? limit_s + SILENCE_MORE_S : CONNECT_LIMIT_S + load(&board->tp_rank);
@@ -113,6 +123,12 @@ static bool has_ended(watch_t *watch, int *wait_status) {
     return false;
 }
 
+static int end_child(const watch_t *watch) {
+    kill(watch->child, SIGKILL);
+    waitpid(watch->child, NULL, 0);
+    return STATUS_DEVICE;
+}
+
 static int end_standstill(const watch_t *watch) {
     char rank[320];
     describe(rank, sizeof rank);
@@ -123,24 +139,27 @@ static int end_standstill(const watch_t *watch) {
         log_error("%s waited %d s for MPI to connect it with the other ranks: can their hosts reach each other? (for "
                   "Open MPI, --mca btl_tcp_if_include chooses the network)",
                   rank, watch->quiet_s);
-    kill(watch->child, SIGKILL);
-    waitpid(watch->child, NULL, 0);
-    return STATUS_DEVICE;
+    return end_child(watch);
 }
 
 /* `signals` are blocked. */
 static int watch_child(pid_t child, const sigset_t *signals) {
-    const struct timespec tick = {.tv_sec = 1};
+    const struct timespec second = {.tv_sec = 1};
     watch_t watch = {.child = child};
     int64_t ticked_ns = clock_now_ns();
     for (;;) {
-        int wait_status, number = sigtimedwait(signals, NULL, &tick);
-        if (is_passed_on(number)) kill(child, number);
+        int wait_status, number = sigtimedwait(signals, NULL, &second);
+        if (is_passed_on(number)) {
+            watch.is_asked_to_end = true;
+            kill(child, number);
+        }
         if (has_ended(&watch, &wait_status)) return report_end(wait_status);
         int64_t now_ns = clock_now_ns();
         if (now_ns - ticked_ns < tick_ns) continue;
         ticked_ns = now_ns;
+        count_second(&watch);
         if (stands_still(&watch)) return end_standstill(&watch);
+        if (watch.waiting_s >= END_LIMIT_S) return end_child(&watch); /* another rank is to blame, and was named */
     }
 }
 

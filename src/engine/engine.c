@@ -254,7 +254,7 @@ status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens
                                engine->config.vocab_size - 1);
     }
     status_t status = STATUS_OK;
-    heartbeat_set_busy(true);
+    heartbeat_enter(HEARTBEAT_BUSY);
     for (int64_t done = 0; status == STATUS_OK && done < n;) {
         int64_t chunk = n - done < engine->prefill_chunk ? n - done : engine->prefill_chunk;
         status = done > 0 ? comm_agree(engine->comm, interrupt_check()) : STATUS_OK;
@@ -262,7 +262,7 @@ status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens
             status = step_run(engine->step, engine->weights, engine->sequence, tokens + done, chunk, done + chunk == n);
         done += chunk;
     }
-    heartbeat_set_busy(false);
+    heartbeat_enter(HEARTBEAT_FREE);
     return status;
 }
 

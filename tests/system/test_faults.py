@@ -179,6 +179,16 @@ def test_signal_to_mpirun(start_run, number):
     check_stopped_by_signal(out)
 
 
+def test_usr1_to_mpirun(start_run):
+    """This one mpirun passes on and otherwise leaves alone."""
+    job, out = start_run()
+    seen = decoding(job, out)
+    job.send(job.process.pid, signal.SIGUSR1)
+    check_end(job.end(), INTERRUPTED, f"signal {signal.SIGUSR1.value}", "tokens")
+    check_file(out, seen)
+    check_stopped_by_signal(out)
+
+
 def test_signal_while_loading(start_run):
     job, _ = start_run()
     job.send(loading(job, 1), signal.SIGTERM)

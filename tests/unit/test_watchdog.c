@@ -42,12 +42,12 @@ static void is_stopped_without_limit(void) {
 }
 
 static void is_busy_and_silent(void) {
-    heartbeat_set_busy(true);
+    heartbeat_enter(HEARTBEAT_BUSY);
     clock_sleep_ns(60 * second_ns);
 }
 
 static void is_busy_and_beats(void) {
-    heartbeat_set_busy(true);
+    heartbeat_enter(HEARTBEAT_BUSY);
     for (int i = 0; i < 80; i++) {
         clock_sleep_ns(second_ns / 10);
         heartbeat();
@@ -56,9 +56,8 @@ static void is_busy_and_beats(void) {
 }
 
 static void waits_in_silence(void) {
-    bool was_busy = heartbeat_set_busy(true);
-    assert_false(was_busy);
-    assert_true(heartbeat_set_busy(false));
+    heartbeat_enter(HEARTBEAT_BUSY);
+    if (heartbeat_enter(HEARTBEAT_WAITING) != HEARTBEAT_BUSY) _exit(102);
     clock_sleep_ns(8 * second_ns);
     _exit(STATUS_OK);
 }
@@ -69,6 +68,13 @@ static void is_asked_to_end(void) {
     while (interrupt_check() == STATUS_OK)
         clock_sleep_ns(second_ns / 100);
     _exit(interrupt_signal() == SIGTERM ? STATUS_INTERRUPTED : STATUS_OK);
+}
+
+static void cannot_end_when_asked(void) {
+    interrupt_install();
+    kill(getppid(), SIGTERM);
+    heartbeat_enter(HEARTBEAT_WAITING);
+    clock_sleep_ns(60 * second_ns);
 }
 
 static void has_a_stopped_watcher(void) {
@@ -98,6 +104,7 @@ static const struct watched {
     {is_busy_and_beats, STATUS_OK, ""},
     {waits_in_silence, STATUS_OK, ""},
     {is_asked_to_end, STATUS_INTERRUPTED, ""},
+    {cannot_end_when_asked, STATUS_DEVICE, ""},
     {has_a_stopped_watcher, STATUS_NUMERICS, ""},
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
