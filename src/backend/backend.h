@@ -116,11 +116,18 @@ typedef struct backend_ops {
     void (*destroy)(backend_t *backend);
 } backend_ops_t;
 
+/* For the record of a run; "" where there is none. The strings are the backend's. */
+typedef struct backend_facts {
+    const char *devices; /* of all ranks, on rank 0: "rank 0: NAME, PCI bus, NUMA node, peers; rank 1: ..." */
+    const char *driver, *cuda, *nccl;
+} backend_facts_t;
+
 struct backend {
     const backend_ops_t *ops;
     comm_t *comm;    /* borrowed */
     bool can_record; /* record_begin ... may be used */
-    void *state;     /* the backend's own */
+    backend_facts_t facts;
+    void *state; /* the backend's own */
 };
 
 typedef enum backend_kind { BACKEND_AUTO, BACKEND_CPU, BACKEND_CUDA } backend_kind_t;

@@ -217,6 +217,7 @@ status_t backend_cpu_create(comm_t *comm, backend_t **backend) {
     TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(backend_t), &memory));
     if (!getenv("OMP_NUM_THREADS")) omp_set_num_threads(comm_local_cores(comm));
     *backend = memory;
-    **backend = (backend_t){.ops = &cpu_ops, .comm = comm};
+    **backend =
+        (backend_t){.ops = &cpu_ops, .comm = comm, .facts = {.devices = "", .driver = "", .cuda = "", .nccl = ""}};
     return STATUS_OK;
 }

@@ -1,5 +1,6 @@
 #include "backend/backend_cuda.h"
 
+#include <ctype.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,13 +9,15 @@
 #include "backend/check_cuda.h"
 #include "backend/cuda_sizes.h"
 #include "backend/gemm_cuda.h"
+#include "backend/nccl_cuda.h"
 #include "base/log.h"
 #include "device/convert.h"
 
 enum {
     /* Small uploads are copied into a pinned slot and go on by themselves. */
     N_SLOTS = 64,
-    SLOT_BYTES = 16384
+    SLOT_BYTES = 16384,
+    DEVICE_TEXT_BYTES = 256
 };
 
 /* One allocation; the list is walked only when freeing, which is rare. */
@@ -29,6 +32,8 @@ typedef struct cuda_state {
     device_queue_t queue;
     int device;
     char device_name[256];
+    char *devices; /* [ranks, DEVICE_TEXT_BYTES] on rank 0: what facts.devices points to */
+    char driver[32], cuda[32];
     block_t *blocks;
     unsigned char *slots; /* [N_SLOTS, SLOT_BYTES], pinned */
     int next_slot;
@@ -185,8 +190,14 @@ static status_t cuda_adopt_matrix(backend_t *backend, matrix_t *matrix) {
     return STATUS_OK;
 }
 
+static void note_memory(void) {
+    size_t device_free, device_total;
+    if (cudaMemGetInfo(&device_free, &device_total) == cudaSuccess) memory_note_device(device_total - device_free);
+}
+
 static status_t cuda_loaded(backend_t *backend) {
     f16_losses_t losses;
+    note_memory();
     TRY(cuda_download(backend, &losses, state_of(backend)->losses, sizeof losses));
     if (losses.n_saturated)
         log_warning(
@@ -221,25 +232,50 @@ static status_t cuda_record_begin(backend_t *backend) {
                       "recording a step");
 }
 
+typedef struct cuda_recording {
+    cudaGraphExec_t executable;
+    size_t bytes; /* of device memory that it took */
+} cuda_recording_t;
+
 static status_t cuda_record_end(backend_t *backend, void **recording) {
     state_of(backend)->is_recording = false;
     cudaGraph_t graph = NULL;
-    cudaGraphExec_t executable;
+    size_t free_before = 0, free_after = 0, total;
+    void *memory;
     TRY(check_cuda(cudaStreamEndCapture(state_of(backend)->queue.stream, &graph), "recording a step"));
-    cudaError_t error = cudaGraphInstantiateWithFlags(&executable, graph, 0);
+    status_t status = memory_alloc(MEMORY_OTHER, 1, sizeof(cuda_recording_t), &memory);
+    if (status != STATUS_OK) {
+        cudaGraphDestroy(graph);
+        return status;
+    }
+    cuda_recording_t *created = memory;
+    cudaMemGetInfo(&free_before, &total);
+    cudaError_t error = cudaGraphInstantiateWithFlags(&created->executable, graph, 0);
+    cudaMemGetInfo(&free_after, &total);
     cudaGraphDestroy(graph);
-    TRY(check_cuda(error, "making a recorded step executable"));
-    *recording = executable;
+    if (error != cudaSuccess) {
+        memory_free(created);
+        return check_cuda(error, "making a recorded step executable");
+    }
+    created->bytes = free_before > free_after ? free_before - free_after : 0;
+    memory_account(MEMORY_CUDA_GRAPH, created->bytes);
+    note_memory();
+    *recording = created;
     return STATUS_OK;
 }
 
 static status_t cuda_replay(backend_t *backend, void *recording) {
-    return check_cuda(cudaGraphLaunch(recording, state_of(backend)->queue.stream), "replaying a step");
+    const cuda_recording_t *made = recording;
+    return check_cuda(cudaGraphLaunch(made->executable, state_of(backend)->queue.stream), "replaying a step");
 }
 
 static void cuda_record_free(backend_t *backend, void *recording) {
+    cuda_recording_t *made = recording;
     (void)backend;
-    if (recording) cudaGraphExecDestroy(recording);
+    if (!made) return;
+    cudaGraphExecDestroy(made->executable);
+    memory_unaccount(MEMORY_CUDA_GRAPH, made->bytes);
+    memory_free(made);
 }
 
 static status_t cuda_all_reduce(backend_t *backend, activation_t *data, size_t n) {
@@ -280,6 +316,7 @@ static void cuda_destroy(backend_t *backend) {
         for (size_t i = 0; i < state->n_marks; i++)
             cudaEventDestroy(state->marks[i]);
         memory_free(state->marks);
+        memory_free(state->devices);
         if (state->slots) cudaFreeHost(state->slots);
         if (state->queue.stream) cudaStreamDestroy(state->queue.stream);
         memory_free(state);
@@ -340,6 +377,80 @@ static const backend_ops_t cuda_ops = {
 
 const backend_ops_t *backend_cuda_ops(void) { return &cuda_ops; }
 
+/* -1 where the kernel does not say. */
+static int numa_node(const char *bus) {
+    char path[96];
+    int node = -1;
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", bus);
+    for (char *c = path; *c; c++)
+        *c = (char)tolower(*c);
+    FILE *file = fopen(path, "r");
+    if (!file) return -1;
+    if (fscanf(file, "%d", &node) != 1) node = -1;
+    fclose(file);
+    return node;
+}
+
+/* How this device reaches the others of its host. Atomics reach a peer over NVLink, not over PCIe. */
+static void describe_peers(int device, char *text, size_t text_bytes) {
+    int n_devices = 1, n_peers = 0, n_nvlink = 0;
+    cudaGetDeviceCount(&n_devices);
+    for (int other = 0; other < n_devices; other++) {
+        int reachable = 0, atomics = 0;
+        if (other == device) continue;
+        cudaDeviceCanAccessPeer(&reachable, device, other);
+        cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, device, other);
+        n_peers += reachable != 0;
+        n_nvlink += reachable && atomics;
+    }
+    if (n_devices == 1)
+        snprintf(text, text_bytes, "no peers");
+    else
+        snprintf(text, text_bytes, "reaches %d of %d peers, %d by NVLink", n_peers, n_devices - 1, n_nvlink);
+}
+
+/* Collective: fills the facts, and says on rank 0 which devices are used. */
+static status_t gather_facts(backend_t *backend) {
+    cuda_state_t *state = state_of(backend);
+    int n_ranks = comm_tp_size(backend->comm), driver = 0, runtime = 0;
+    char own[DEVICE_TEXT_BYTES] = "", bus[32] = "", peers[64];
+    void *memory = NULL;
+    bool is_root = comm_tp_rank(backend->comm) == 0;
+    status_t status = is_root ? memory_alloc(MEMORY_OTHER, (size_t)n_ranks, DEVICE_TEXT_BYTES, &memory) : STATUS_OK;
+    TRY(comm_agree(backend->comm, status));
+    state->devices = memory;
+    cudaDeviceGetPCIBusId(bus, sizeof bus, state->device);
+    describe_peers(state->device, peers, sizeof peers);
+    snprintf(own, sizeof own, "rank %d: %.128s, bus %s, NUMA node %d, %s", comm_tp_rank(backend->comm),
+             state->device_name, bus, numa_node(bus), peers);
+    comm_gather(backend->comm, own, sizeof own, state->devices);
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    snprintf(state->driver, sizeof state->driver, "CUDA %d.%d", driver / 1000, driver % 1000 / 10);
+    snprintf(state->cuda, sizeof state->cuda, "%d.%d", runtime / 1000, runtime % 1000 / 10);
+    FILE *file = fopen("/sys/module/nvidia/version", "r");
+    if (file) {
+        if (fscanf(file, "%31s", state->driver) != 1) state->driver[0] = '\0';
+        fclose(file);
+    }
+    backend->facts =
+        (backend_facts_t){.devices = "", .driver = state->driver, .cuda = state->cuda, .nccl = nccl_version()};
+    if (!is_root) return STATUS_OK;
+    for (int rank = 0; rank < n_ranks; rank++)
+        log_info("device   %s", state->devices + (size_t)rank * DEVICE_TEXT_BYTES);
+    /* The texts move together, into one. */
+    size_t length = strlen(state->devices);
+    for (int rank = 1; rank < n_ranks; rank++) {
+        const char *text = state->devices + (size_t)rank * DEVICE_TEXT_BYTES;
+        size_t n = strlen(text);
+        memcpy(state->devices + length, "; ", 2);
+        memmove(state->devices + length + 2, text, n + 1);
+        length += n + 2;
+    }
+    backend->facts.devices = state->devices;
+    return STATUS_OK;
+}
+
 bool backend_cuda_available(void) {
     int n_devices = 0;
     return cudaGetDeviceCount(&n_devices) == cudaSuccess && n_devices > 0;
@@ -378,6 +489,7 @@ status_t backend_cuda_create(const backend_args_t *backend_args, backend_t **bac
     *created = (backend_t){.ops = &cuda_ops, .comm = comm};
     TRY_GOTO(memory_alloc(MEMORY_OTHER, 1, sizeof(cuda_state_t), &created->state), failed);
     TRY_GOTO(comm_agree(comm, open_device(created)), failed);
+    TRY_GOTO(gather_facts(created), failed);
     cuda_state_t *state = state_of(created);
     all_reduce_route_t route = ALL_REDUCE_AUTO;
     if (backend_args->all_reduce && !all_reduce_route_from_name(backend_args->all_reduce, &route))

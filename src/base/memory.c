@@ -21,6 +21,7 @@ static pthread_mutex_t account_lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t label_bytes[MEMORY_N_LABELS];
 static size_t total_bytes;
 static size_t peak_bytes;
+static size_t peak_device_bytes;
 
 const char *memory_label_name(memory_label_t label) {
     static const char *const names[MEMORY_N_LABELS] = {
@@ -82,6 +83,14 @@ void memory_free(void *pointer) {
     pthread_mutex_unlock(&account_lock);
     free(header->base);
 }
+
+void memory_note_device(size_t bytes) {
+    pthread_mutex_lock(&account_lock);
+    if (bytes > peak_device_bytes) peak_device_bytes = bytes;
+    pthread_mutex_unlock(&account_lock);
+}
+
+size_t memory_peak_device_bytes(void) { return peak_device_bytes; }
 
 size_t memory_bytes(memory_label_t label) { return label_bytes[label]; }
 

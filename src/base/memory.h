@@ -37,6 +37,10 @@ void memory_free(void *pointer);
 void memory_account(memory_label_t label, size_t bytes);
 void memory_unaccount(memory_label_t label, size_t bytes);
 
+/* What is in use of a device's memory now, libraries included; the most of it is kept. 0 without a device. */
+void memory_note_device(size_t bytes);
+size_t memory_peak_device_bytes(void);
+
 /* Product of two sizes; STATUS_MEMORY if it does not fit. */
 status_t memory_product(size_t a, size_t b, size_t *product);
 

@@ -138,6 +138,7 @@ run_memory_t recorder_memory(void) {
                           .workspace = (int64_t)(memory_bytes(MEMORY_WORKSPACE) + memory_bytes(MEMORY_COMM)),
                           .cuda_graph = (int64_t)memory_bytes(MEMORY_CUDA_GRAPH),
                           .pinned_host = (int64_t)memory_bytes(MEMORY_PLE_TABLE),
+                          .peak_device = (int64_t)memory_peak_device_bytes(),
                           .peak_host_rss = (int64_t)memory_peak_rss_bytes()};
 }
 

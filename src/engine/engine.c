@@ -255,6 +255,7 @@ status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens
     }
     status_t status = STATUS_OK;
     heartbeat_enter(HEARTBEAT_BUSY);
+    engine->is_decode = n == 1;
     for (int64_t done = 0; status == STATUS_OK && done < n;) {
         int64_t chunk = n - done < engine->prefill_chunk ? n - done : engine->prefill_chunk;
         status = done > 0 ? comm_agree(engine->comm, interrupt_check()) : STATUS_OK;

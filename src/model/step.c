@@ -20,7 +20,7 @@ typedef struct recording {
 } recording_t;
 
 /* Every how many-th decode step the trace stamps every op, where it does not for all. */
-enum { DETAIL_INTERVAL = 32 };
+enum { DETAIL_INTERVAL = 128 };
 
 struct step {
     step_args_t args;
@@ -582,7 +582,7 @@ static status_t replay_ops(step_t *step, const weights_t *weights, sequence_t *s
 /* Whether the trace stamps every op of this step. */
 static bool wants_detail(const step_t *step) {
     const op_trace_t *trace = step->args.trace;
-    return trace->keep_records || step->n_tokens > 1 || step->n_decoded % DETAIL_INTERVAL <= 1;
+    return trace->keep_records || step->n_tokens > 1 || step->n_decoded <= 1 || step->n_decoded % DETAIL_INTERVAL == 0;
 }
 
 status_t step_run(step_t *step, const weights_t *weights, sequence_t *sequence, const int32_t *tokens, int64_t n_tokens,
