@@ -42,10 +42,13 @@ smaller() { awk "BEGIN { print ($1 < $2) ? $1 : $2 }"; }
 cat "$checkpoint"/*.safetensors > /dev/null
 best_copy=1e9 best_one=1e9 best_four=1e9
 for ((i = 0; i < repeats; i++)); do
-    best_copy=$(smaller "$best_copy" "$(seconds copy)")
-    best_one=$(smaller "$best_one" "$(seconds one)")
+    took=$(seconds copy)
+    best_copy=$(smaller "$best_copy" "$took")
+    took=$(seconds one)
+    best_one=$(smaller "$best_one" "$took")
     said_one=$(tail -n 1 "$log")
-    best_four=$(smaller "$best_four" "$(seconds four)")
+    took=$(seconds four)
+    best_four=$(smaller "$best_four" "$took")
     said_four=$(tail -n 1 "$log")
 done
 

@@ -32,11 +32,14 @@ struct shard_writer {
     uint64_t *offsets; /* [n_tensors] of the data in the file */
     size_t *bytes;     /* [n_tensors] */
     journal_entry_t *entries;
-    pthread_mutex_t journal_lock;
+    unsigned char *read_back; /* [VERIFY_BUFFER_BYTES] */
+    pthread_mutex_t lock;     /* for the journal and the spare streams */
+    shard_stream_t *spare;    /* ended streams, whose buffers the next ones take over */
 };
 
 struct shard_stream {
     shard_writer_t *writer;
+    shard_stream_t *next_spare;
     size_t index;
     size_t written; /* bytes of the dataset in the file */
     size_t used;    /* bytes waiting in `buffer` */
@@ -182,23 +185,17 @@ static status_t reserve_space(const shard_writer_t *writer) {
 
 static status_t digest_dataset(const shard_writer_t *writer, size_t index, uint64_t *xxh3) {
     hash_xxh3_t *hash;
-    void *buffer;
-    TRY(memory_alloc(MEMORY_OTHER, VERIFY_BUFFER_BYTES, 1, &buffer));
-    status_t status = hash_xxh3_create(&hash);
-    if (status != STATUS_OK) {
-        memory_free(buffer);
-        return status;
-    }
+    TRY(hash_xxh3_create(&hash));
+    status_t status = STATUS_OK;
     for (size_t done = 0; status == STATUS_OK && done < writer->bytes[index];) {
         size_t left = writer->bytes[index] - done;
         size_t n = left < VERIFY_BUFFER_BYTES ? left : VERIFY_BUFFER_BYTES;
-        status = file_read_at(writer->fd, writer->partial, buffer, n, writer->offsets[index] + done);
-        if (status == STATUS_OK) hash_xxh3_update(hash, buffer, n);
+        status = file_read_at(writer->fd, writer->partial, writer->read_back, n, writer->offsets[index] + done);
+        if (status == STATUS_OK) hash_xxh3_update(hash, writer->read_back, n);
         done += n;
     }
     *xxh3 = hash_xxh3_value(hash);
     hash_xxh3_destroy(hash);
-    memory_free(buffer);
     return status;
 }
 
@@ -249,6 +246,8 @@ static status_t open_writer(shard_writer_t *writer) {
     writer->bytes = memory;
     TRY(memory_alloc(MEMORY_OTHER, n, sizeof *writer->entries, &memory));
     writer->entries = memory;
+    TRY(memory_alloc(MEMORY_OTHER, VERIFY_BUFFER_BYTES, 1, &memory));
+    writer->read_back = memory;
     char conversion[128];
     snprintf(conversion, sizeof conversion, "%s %s", writer->args.conversion, writer->args.journal_kind);
     if (resume(writer, conversion)) return STATUS_OK;
@@ -261,7 +260,7 @@ status_t shard_writer_open(const shard_writer_args_t *args, shard_writer_t **wri
     shard_writer_t *opened = memory;
     opened->args = *args;
     opened->fd = opened->lock_fd = -1;
-    pthread_mutex_init(&opened->journal_lock, NULL);
+    pthread_mutex_init(&opened->lock, NULL);
     status_t status = set_paths(args, opened);
     if (status == STATUS_OK) status = lock(opened);
     if (status != STATUS_OK) {
@@ -284,7 +283,13 @@ void shard_writer_close(shard_writer_t *writer) {
     memory_free(writer->offsets);
     memory_free(writer->bytes);
     memory_free(writer->entries);
-    pthread_mutex_destroy(&writer->journal_lock);
+    memory_free(writer->read_back);
+    while (writer->spare) {
+        shard_stream_t *stream = writer->spare;
+        writer->spare = stream->next_spare;
+        memory_free(stream);
+    }
+    pthread_mutex_destroy(&writer->lock);
     memory_free(writer);
 }
 
@@ -300,17 +305,36 @@ bool shard_writer_has(const shard_writer_t *writer, size_t index, uint64_t *cont
     return writer->entries[index].is_done;
 }
 
+/* A stream that is free, with nothing in it but its buffer. */
+static status_t take_stream(shard_writer_t *writer, shard_stream_t **stream) {
+    pthread_mutex_lock(&writer->lock);
+    shard_stream_t *spare = writer->spare;
+    if (spare) writer->spare = spare->next_spare;
+    pthread_mutex_unlock(&writer->lock);
+    void *memory = spare;
+    if (!spare) TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(shard_stream_t), &memory));
+    *stream = memory;
+    return STATUS_OK;
+}
+
+static void give_back(shard_writer_t *writer, shard_stream_t *stream) {
+    pthread_mutex_lock(&writer->lock);
+    stream->next_spare = writer->spare;
+    writer->spare = stream;
+    pthread_mutex_unlock(&writer->lock);
+}
+
 status_t shard_stream_open(shard_writer_t *writer, size_t index, shard_stream_t **stream) {
-    void *memory;
-    TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(shard_stream_t), &memory));
-    shard_stream_t *opened = memory;
-    status_t status = hash_xxh3_create(&opened->hash);
-    if (status != STATUS_OK) {
-        memory_free(opened);
-        return status;
-    }
+    shard_stream_t *opened;
+    TRY(take_stream(writer, &opened));
     opened->writer = writer;
     opened->index = index;
+    opened->written = opened->used = 0;
+    status_t status = hash_xxh3_create(&opened->hash);
+    if (status != STATUS_OK) {
+        give_back(writer, opened);
+        return status;
+    }
     *stream = opened;
     return STATUS_OK;
 }
@@ -353,9 +377,9 @@ static status_t end_dataset(shard_stream_t *stream, uint64_t content) {
     sync_file_range(writer->fd, (off_t)writer->offsets[stream->index], (off_t)stream->written, SYNC_FILE_RANGE_WRITE);
     journal_entry_t *entry = &writer->entries[stream->index];
     *entry = (journal_entry_t){true, hash_xxh3_value(stream->hash), content};
-    pthread_mutex_lock(&writer->journal_lock);
+    pthread_mutex_lock(&writer->lock);
     status_t status = journal_append(writer->journal, stream->index, entry);
-    pthread_mutex_unlock(&writer->journal_lock);
+    pthread_mutex_unlock(&writer->lock);
     return status;
 }
 
@@ -368,7 +392,7 @@ status_t shard_stream_close(shard_stream_t *stream, uint64_t content) {
 void shard_stream_abandon(shard_stream_t *stream) {
     if (!stream) return;
     hash_xxh3_destroy(stream->hash);
-    memory_free(stream);
+    give_back(stream->writer, stream);
 }
 
 status_t shard_writer_verify(shard_writer_t *writer, size_t index) {

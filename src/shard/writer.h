@@ -66,7 +66,8 @@ status_t shard_stream_close(shard_stream_t *stream, uint64_t content);
 /* Frees a stream without ending it. NULL is allowed. */
 void shard_stream_abandon(shard_stream_t *stream);
 
-/* Reads dataset `index` back from the file and compares its digest. STATUS_DEVICE if it differs. */
+/* Reads dataset `index` back from the file and compares its digest. STATUS_DEVICE if it differs. By one thread at a
+ * time. */
 status_t shard_writer_verify(shard_writer_t *writer, size_t index);
 
 /* Writes the last attributes, syncs and gives the file its final name. All datasets must be there. */
