@@ -24,6 +24,9 @@ typedef struct push_mailbox {
     uint32_t rounds[PUSH_MAX_BLOCKS];                   /* this rank's own count of each block's rounds */
 } push_mailbox_t;
 
+/* A mailbox has the same size for any number of ranks; this for each rank of two or more is never too little. */
+#define PUSH_PEER_BYTES (sizeof(push_mailbox_t) / 2)
+
 /* data[i] = sum over ranks of data[i], added in rank order in FP32 and rounded once, the same bits on every rank.
  *
  * Each call is one round of its blocks. Block b of a rank writes its values into every rank's mailbox, then raises its

@@ -12,6 +12,7 @@
 #include "backend/nccl_cuda.h"
 #include "base/log.h"
 #include "device/convert.h"
+#include "push/push.h"
 
 enum {
     /* Small uploads are copied into a pinned slot and go on by themselves. */
@@ -331,6 +332,7 @@ static const backend_ops_t cuda_ops = {
     .is_device = true,
     .runtime_bytes = (size_t)CUDA_RUNTIME_MIB << 20,
     .recorded_layer_bytes = (size_t)CUDA_RECORDED_LAYER_KIB << 10,
+    .comm_peer_bytes = PUSH_PEER_BYTES,
     .available = cuda_available,
     .check_memory = cuda_check_memory,
     .alloc = cuda_alloc,

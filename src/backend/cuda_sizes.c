@@ -1,4 +1,5 @@
 #include "backend/cuda_sizes.h"
+#include "push/push.h"
 
 enum {
     F16_BYTES = 2,
@@ -52,6 +53,7 @@ const backend_ops_t cuda_sizes = {
     .is_device = true,
     .runtime_bytes = (size_t)CUDA_RUNTIME_MIB << 20,
     .recorded_layer_bytes = (size_t)CUDA_RECORDED_LAYER_KIB << 10,
+    .comm_peer_bytes = PUSH_PEER_BYTES,
     .gr_mix_workspace_bytes = gr_mix,
     .gdn_core_workspace_bytes = gdn_core,
     .qsa_select_workspace_bytes = qsa_select,
