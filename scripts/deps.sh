@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what galvani is built and tested with, on Debian or Ubuntu. The CUDA Toolkit and NCCL are NVIDIA's packages and are not
-# installed here: without them the CPU backend is built.
+# Installs what galvani is built and tested with, on Debian or Ubuntu; with --slurm also a Slurm for the tests under it, which are
+# skipped without one. The CUDA Toolkit and NCCL are NVIDIA's packages and are not installed here: without them the CPU backend is built.
 set -euo pipefail
 
 packages=(
@@ -9,6 +9,7 @@ packages=(
     libhdf5-dev libjansson-dev libpcre2-dev libutf8proc-dev libxxhash-dev libssl-dev libcairo2-dev
     libcmocka-dev python3 python3-pytest python3-h5py python3-numpy
 )
+if [ "${1:-}" = --slurm ]; then packages+=(slurm-wlm munge iproute2); fi
 
 if ! command -v apt-get >/dev/null; then
     echo "deps.sh knows Debian and Ubuntu only. Install with your own package manager: ${packages[*]}" >&2
