@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import time
+import uuid
 from pathlib import Path
 
 import h5py
@@ -20,15 +21,6 @@ def state_and_parent(pid):
     return state, int(parent)
 
 
-def ancestors(pid):
-    """Parent, its parent, and so on."""
-    found = []
-    while pid > 1:
-        pid = state_and_parent(pid)[1]
-        found.append(pid)
-    return found
-
-
 def is_running(pid):
     try:
         return state_and_parent(pid)[0] != "Z"
@@ -42,7 +34,9 @@ class Job:
     def __init__(self, directory, line):
         self.stdout, self.stderr = directory / "stdout", directory / "stderr"
         with open(self.stdout, "wb") as out, open(self.stderr, "wb") as err:
-            self.process = subprocess.Popen(line, stdout=out, stderr=err, env=environment())
+            self.mark = f"GALVANI_TEST_JOB={uuid.uuid4()}"
+            marked = environment(**dict([self.mark.split("=")]))
+            self.process = subprocess.Popen(line, stdout=out, stderr=err, env=marked)
         self.fault_at = time.monotonic()
 
     def wait_for(self, probe, seconds=60):
@@ -57,15 +51,15 @@ class Job:
 
     def rank(self, rank, watcher=False):
         """Process id of a rank that mpirun started, or of the process that watches it."""
-        key = f"OMPI_COMM_WORLD_RANK={rank}".encode()
+        wanted = {self.mark.encode(), f"OMPI_COMM_WORLD_RANK={rank}".encode()}
 
         def find():
             for entry in Path("/proc").iterdir():
                 try:
                     pid = int(entry.name)
-                    if key not in (entry / "environ").read_bytes().split(b"\0") or self.process.pid not in ancestors(pid):
+                    if not wanted.issubset((entry / "environ").read_bytes().split(b"\0")):
                         continue
-                    if name_of(pid if watcher else ancestors(pid)[0]) == "galvani-watch":
+                    if name_of(pid if watcher else state_and_parent(pid)[1]) == "galvani-watch":
                         return pid
                 except (ValueError, OSError):
                     continue
