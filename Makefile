@@ -76,11 +76,15 @@ UNIT_TESTS   := $(UNIT_SOURCES:tests/unit/%.c=$(BUILD)/%)
 FUZZ_SOURCES := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_TARGETS := $(FUZZ_SOURCES:tests/fuzz/%.c=build/fuzz/%)
 
-.PHONY: all help unit unit-build check check-gpu asan fuzz format tidy headers golden shard-bench sm70-report clean
+PREFIX  ?= /usr/local
+INSTALL := $(DESTDIR)$(PREFIX)
+
+.PHONY: all install uninstall help unit unit-build check check-gpu asan fuzz format tidy headers golden shard-bench sm70-report clean
 all: build/galvani
 
 help:
 	@echo 'make              build/galvani (CUDA=0: without the GPU backend; DEBUG=1: -O1; MARCH=x86-64-v3: for other machines)'
+	@echo 'make install      program, manual page, completion for bash, configs, batch script; PREFIX=$(PREFIX), DESTDIR='
 	@echo 'make unit         build and run the unit tests'
 	@echo 'make check        all tests, as scripts/check.sh runs them'
 	@echo 'make check-gpu    the tests that need a GPU (MPI=T: on T ranks)'
@@ -136,6 +140,22 @@ $(BUILD)/gpu/test_%: $(BUILD)/tests/gpu/test_%.o $(BUILD)/tests/gpu/gpu_support.
 MPI ?= 1
 check-gpu: $(GPU_TESTS) build/galvani
 	bash scripts/check_gpu.sh $(MPI) $(BUILD)/gpu
+
+$(BUILD)/galvani.1: $(BUILD)/galvani scripts/manual.sh
+	$(Q)bash scripts/manual.sh man $(BUILD)/galvani > $@.new && mv $@.new $@
+$(BUILD)/galvani.bash: $(BUILD)/galvani scripts/manual.sh
+	$(Q)bash scripts/manual.sh completion $(BUILD)/galvani > $@.new && mv $@.new $@
+
+install: build/galvani $(BUILD)/galvani.1 $(BUILD)/galvani.bash
+	install -D -m 755 $(BUILD)/galvani $(INSTALL)/bin/galvani
+	install -D -m 644 $(BUILD)/galvani.1 $(INSTALL)/share/man/man1/galvani.1
+	install -D -m 644 $(BUILD)/galvani.bash $(INSTALL)/share/bash-completion/completions/galvani
+	install -D -m 755 scripts/galvani.sbatch $(INSTALL)/share/galvani/galvani.sbatch
+	install -D -m 644 -t $(INSTALL)/share/galvani/configs configs/*.json
+
+uninstall:
+	rm -f $(INSTALL)/bin/galvani $(INSTALL)/share/man/man1/galvani.1 $(INSTALL)/share/bash-completion/completions/galvani
+	rm -rf $(INSTALL)/share/galvani
 
 unit-build: $(UNIT_TESTS)
 unit: $(UNIT_TESTS)
