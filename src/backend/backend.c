@@ -22,6 +22,14 @@ status_t backend_create(backend_kind_t kind, comm_t *comm, backend_t **backend) 
     return backend_open(&(backend_args_t){.kind = kind, .comm = comm}, backend);
 }
 
+void backend_print_version(FILE *stream) {
+#ifdef GALVANI_CUDA
+    backend_cuda_print_version(stream);
+#else
+    fputs("CUDA      not built in\n", stream);
+#endif
+}
+
 const backend_ops_t *backend_sizes(backend_kind_t kind) {
 #ifdef GALVANI_CUDA
     if (kind == BACKEND_CUDA || (kind == BACKEND_AUTO && backend_cuda_available())) return backend_cuda_ops();

@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "argmax/argmax.h"
 #include "base/dtype.h"
@@ -144,6 +145,9 @@ status_t backend_open(const backend_args_t *args, backend_t **backend);
 
 /* The same with the default of what is not named. */
 status_t backend_create(backend_kind_t kind, comm_t *comm, backend_t **backend);
+
+/* Prints the versions of the device libraries that were built in, one a line. Needs no device. */
+void backend_print_version(FILE *stream);
 
 /* A backend's table as far as a memory plan reads it, whether or not it was built in and a device is there: name,
  * prefill_chunk and the sizes. BACKEND_AUTO is what backend_create would take. */

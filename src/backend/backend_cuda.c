@@ -379,6 +379,13 @@ static const backend_ops_t cuda_ops = {
 
 const backend_ops_t *backend_cuda_ops(void) { return &cuda_ops; }
 
+void backend_cuda_print_version(FILE *stream) {
+    int runtime = 0;
+    cudaRuntimeGetVersion(&runtime);
+    fprintf(stream, "CUDA      %d.%d\n", runtime / 1000, runtime % 1000 / 10);
+    fprintf(stream, "NCCL      %s\n", nccl_version()[0] ? nccl_version() : "not built in");
+}
+
 /* -1 where the kernel does not say. */
 static int numa_node(const char *bus) {
     char path[96];

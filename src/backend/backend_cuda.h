@@ -17,6 +17,8 @@ status_t backend_cuda_create(const backend_args_t *args, backend_t **backend);
 
 const backend_ops_t *backend_cuda_ops(void);
 
+void backend_cuda_print_version(FILE *stream);
+
 #ifdef __cplusplus
 }
 #endif

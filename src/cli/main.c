@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "base/cpu.h"
 #include "base/interrupt.h"
 #include "base/log.h"
@@ -49,6 +50,7 @@ int main(int argc, char **argv) {
     }
     if (argc >= 2 && strcmp(argv[1], "--version") == 0) {
         provenance_print_version(stdout);
+        backend_print_version(stdout);
         return STATUS_OK;
     }
     const command_t *command = argc >= 2 ? find_command(argv[1]) : NULL;

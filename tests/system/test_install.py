@@ -36,7 +36,7 @@ def test_program(installed):
     done = subprocess.run([installed / "bin" / "galvani", "--version"], capture_output=True, check=True)
     names = [line.split()[0] for line in done.stdout.decode().splitlines()]
     assert names[:2] == ["galvani", "MPI"]
-    assert {"HDF5", "jansson", "PCRE2", "utf8proc", "xxHash", "OpenSSL", "cairo"} <= set(names)
+    assert {"HDF5", "jansson", "PCRE2", "utf8proc", "xxHash", "OpenSSL", "cairo", "CUDA"} <= set(names)
     words = [installed / "bin" / "galvani", "run", "--model", "synthetic:nano", "--tokens", "1", "--max-new", "2"]
     done = subprocess.run(words, capture_output=True, env=environment(), check=False)
     assert done.returncode == 0, done.stderr
