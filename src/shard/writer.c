@@ -56,11 +56,21 @@ static status_t set_paths(const shard_writer_args_t *args, shard_writer_t *write
     return STATUS_OK;
 }
 
+/* Opens a whole file of an earlier run, unless its seal is broken. */
+static status_t open_whole(const char *path, hid_t *file) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return status_fail(STATUS_INPUT, "cannot read %s: %s", path, strerror(errno));
+    status_t status = seal_check(fd, path);
+    close(fd);
+    TRY(status);
+    return h5_open_for_read(path, file, NULL);
+}
+
 bool shard_writer_is_done(const shard_writer_args_t *args, uint64_t *content) {
     char path[SHARD_PATH_BYTES];
     hid_t file;
     if (shard_file_path(args->directory, args->options->tp_rank, args->options->tp_size, path) != STATUS_OK ||
-        !file_exists(path) || h5_open_for_read(path, &file, NULL) != STATUS_OK) {
+        open_whole(path, &file) != STATUS_OK) {
         status_clear();
         return false;
     }
@@ -444,6 +454,10 @@ static status_t seal(const shard_writer_t *writer) {
 }
 
 status_t shard_writer_finish(shard_writer_t *writer, uint64_t content) {
+    /* A stop while HDF5 changes its structures may leave them torn, so from then on the file is not gone on with. The
+     * data, which takes time, is synced before. */
+    TRY(sync_path(writer->partial, O_RDWR));
+    TRY(journal_create(writer->journal, ""));
     h5_init();
     hid_t access = file_access_list();
     hid_t file = H5Fopen(writer->partial, H5F_ACC_RDWR, access);

@@ -847,6 +847,18 @@ def test_changed_checkpoint_is_converted_again(tmp_path):
         assert file["/layers/00/moe/router"][0, 0] == 0x0201
 
 
+def test_damaged_file_is_converted_again(tmp_path):
+    """A whole file is left alone only while its seal holds."""
+    out = shard(GOLDEN / "ties" / "checkpoint", tmp_path / "out", 1)
+    path = out / "model.rank0of1.h5"
+    whole = path.read_bytes()
+    place = whole.index(b"qwen4_exp_text")
+    path.write_bytes(whole[:place] + b"Q" + whole[place + 1 :])
+    assert galvani(0, "inspect", path).status == INPUT
+    shard(GOLDEN / "ties" / "checkpoint", out, 1)
+    assert galvani(0, "inspect", path, "--verify").status == 0
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 8 MB; skips where it cannot be mounted."""
