@@ -148,12 +148,12 @@ def wait_for_steps(out, n, process):
     raise AssertionError("the run file did not grow")
 
 
-def test_live_and_killed(golden_shards, tmp_path):
+def test_live_and_killed(nano_shards, tmp_path):
     """h5py follows the run; after kill -9 of rank 0 nothing that was flushed is lost, and --mend helps h5py."""
-    model = golden_shards("mixed", 2)
+    model = nano_shards(2)
     whole = generate(model, 2, tmp_path / "whole.h5", n=30)
     out = tmp_path / "killed.h5"
-    process = start_run(model, out, 1000)
+    process = start_run(model, out, 4000)  # longer than the test looks at it
     try:
         first, complete, pid = wait_for_steps(out, 5, process)
         assert not complete
