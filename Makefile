@@ -170,8 +170,8 @@ asan:
 # Fuzz targets are built by clang with its own instrumentation of all objects.
 build/fuzz/%: tests/fuzz/%.c $(SOURCES)
 	@mkdir -p $(@D)
-	OMPI_CC=clang $(MPICC) $(CPPFLAGS) -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -o $@ $(filter %.c,$^) \
-	    $(filter-out -fopenmp,$(LDLIBS))
+	OMPI_CC=clang $(MPICC) $(CPPFLAGS) -DGALVANI_COMMIT='"$(GIT_COMMIT)"' -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -o $@ $(filter %.c,$^) \
+	    $(filter-out -fopenmp,$(LDLIBS)) -l:libgomp.so.1
 ifeq ($(USE_CUDA),1)
 fuzz:
 	$(MAKE) CUDA=0 fuzz
