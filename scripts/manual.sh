@@ -128,8 +128,10 @@ END
 END
     list_items | awk -F '\t' '
         $2 == "item" && $3 ~ /^--/ { split($3, word, " "); options[$1] = options[$1] " " word[1] }
-        END { for (command in options) printf "        %s) COMPREPLY=($(compgen -W \"%s\" -- \"$word\")) ;;\n", command, substr(options[command], 2) }' |
-        sort
+        END {
+            for (command in options)
+                printf "        %s) COMPREPLY=($(compgen -W \"%s\" -- \"$word\")) ;;\n", command, substr(options[command], 2)
+        }' | sort
     cat <<END
         "") COMPREPLY=(\$(compgen -W "--help --version" -- "\$word")) ;;
         esac
@@ -140,7 +142,12 @@ END
 END
     list_items | awk -F '\t' '
         $2 == "item" && $3 !~ /^--/ { split($3, word, " "); words[$1] = words[$1] " " word[1] }
-        END { for (command in words) printf "    [ \"$command:$previous\" != %s:%s ] || COMPREPLY=($(compgen -W \"%s\" -- \"$word\"))\n", command, command, substr(words[command], 2) }'
+        END {
+            for (command in words) {
+                printf "    [ \"$command:$previous\" != %s:%s ] || ", command, command
+                printf "COMPREPLY=($(compgen -W \"%s\" -- \"$word\"))\n", substr(words[command], 2)
+            }
+        }'
     cat <<'END'
 }
 complete -o bashdefault -o default -F _galvani galvani

@@ -2,21 +2,20 @@
 #define GALVANI_BASE_HEARTBEAT_H
 
 /* Signs of life of this process, for whoever watches it (comm/watchdog.h). A process that computes a step is busy: it
- * beats after every op, and silence means that it hangs. One that waits for other ranks cannot beat, and is not to
- * blame. One that loads, reads a prompt or closes a file is neither, and may be silent for as long as it likes. A beat
- * is one store; nothing here fails. For the main thread only. */
+ * beats after every op, and silence means that it hangs, unless it waits for other ranks. One that loads, reads a
+ * prompt or closes a file is not busy and may be silent for as long as it likes. A beat is one store; nothing here
+ * fails. For the main thread only. */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef enum heartbeat_phase { HEARTBEAT_FREE, HEARTBEAT_BUSY, HEARTBEAT_WAITING } heartbeat_phase_t;
-
 typedef struct heartbeat {
     uint64_t n_beats;
-    uint32_t phase; /* heartbeat_phase_t */
+    bool is_busy, is_waiting;
 } heartbeat_t;
 
 /* From here on beats go to `place`, zeroed memory that another process may share; it must stay. */
@@ -24,8 +23,9 @@ void heartbeat_use(heartbeat_t *place);
 
 void heartbeat(void);
 
-/* Begins another phase, which is a beat too. Returns the phase before, to be entered again after a wait. */
-heartbeat_phase_t heartbeat_enter(heartbeat_phase_t phase);
+/* Begin or end a step, and a wait for other ranks. Each is a beat too. */
+void heartbeat_set_busy(bool is_busy);
+void heartbeat_set_waiting(bool is_waiting);
 
 /* What the watcher sees. */
 heartbeat_t heartbeat_read(const heartbeat_t *place);

@@ -38,9 +38,9 @@ struct comm {
 /* An MPI call that waits for other ranks: this one is not to blame while it lasts. */
 #define WAITING(call)                                                                                                  \
     do {                                                                                                               \
-        heartbeat_phase_t phase_ = heartbeat_enter(HEARTBEAT_WAITING);                                                 \
+        heartbeat_set_waiting(true);                                                                                   \
         call;                                                                                                          \
-        heartbeat_enter(phase_);                                                                                       \
+        heartbeat_set_waiting(false);                                                                                  \
     } while (0)
 
 /* mpirun may bind each rank to its own cores, or let all ranks of a host run on all of them. Collective over `host`. */
@@ -160,7 +160,10 @@ const char *comm_hosts(const comm_t *comm) { return comm->hosts; }
 
 /* Message sizes are ints in MPI; everything larger is cut into chunks before it comes here. */
 static int as_count(size_t n) {
-    if (n > INT_MAX) MPI_Abort(MPI_COMM_WORLD, STATUS_DEVICE);
+    if (n > INT_MAX) {
+        log_error("a message of %zu bytes is too long for MPI", n);
+        MPI_Abort(MPI_COMM_WORLD, STATUS_DEVICE);
+    }
     return (int)n;
 }
 
@@ -191,7 +194,7 @@ status_t comm_agree_at_end(comm_t *comm, status_t status) {
     MPI_Request request;
     MPI_Iallreduce(&failed, &n_failed, 1, MPI_INT, MPI_SUM, comm->at_end, &request);
     int64_t begin_ns = clock_now_ns();
-    heartbeat_enter(HEARTBEAT_WAITING);
+    heartbeat_set_waiting(true);
     for (;;) {
         MPI_Test(&request, &all_are_here, MPI_STATUS_IGNORE);
         if (all_are_here) return comm_agree(comm, status);

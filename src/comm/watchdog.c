@@ -26,7 +26,7 @@ enum { SILENCE_MORE_S = 5 };
 /* How long MPI may take to connect the ranks. All wait for each other then, so the higher ones let the lowest speak. */
 enum { CONNECT_LIMIT_S = 60 };
 
-/* How long a rank that was asked to end may wait for another one. */
+/* How long a rank that was asked to end may wait for another one within a step. */
 enum { END_LIMIT_S = 3 };
 
 /* Memory of both processes. */
@@ -45,7 +45,7 @@ typedef struct watch {
     bool is_stopped, is_asked_to_end;
     uint64_t n_beats; /* at the last tick */
     int quiet_s;      /* seconds without a sign of life where there should be one */
-    int waiting_s;    /* seconds that the child has waited for another rank since it was asked to end */
+    int waiting_s;    /* seconds that the child, which was asked to end, has waited for another rank within a step */
 } watch_t;
 
 /* The signals that ask for an end. */
@@ -97,8 +97,8 @@ static int report_end(int wait_status) {
 static void count_second(watch_t *watch) {
     const heartbeat_t now = heartbeat_read(&board->heartbeat);
     bool is_silent = now.n_beats == watch->n_beats;
-    bool should_beat = watch->is_stopped || !load(&board->is_connected) || now.phase == HEARTBEAT_BUSY;
-    bool waits_at_end = watch->is_asked_to_end && now.phase == HEARTBEAT_WAITING;
+    bool should_beat = watch->is_stopped || !load(&board->is_connected) || (now.is_busy && !now.is_waiting);
+    bool waits_at_end = watch->is_asked_to_end && now.is_busy && now.is_waiting;
     watch->n_beats = now.n_beats;
     watch->quiet_s = is_silent && should_beat ? watch->quiet_s + 1 : 0;
     watch->waiting_s = is_silent && waits_at_end ? watch->waiting_s + 1 : 0;

@@ -8,9 +8,9 @@
  * killed, the waiting process names the rank and ends with STATUS_DEVICE, and the launcher ends the other ranks and
  * passes that status on. It names a rank that is stopped, or busy without a sign of life (base/heartbeat.h), for longer
  * than the limit, and kills it; and it does not wait for ever for MPI to connect the ranks. Signals that ask for an end
- * are passed to the child, which is killed if it cannot follow because it waits for a rank that does not come; Slurm
- * would wait half a minute. A child whose watcher is killed dies with it. No rank watches another, so this works alike
- * on any number of hosts. The watcher wakes once a second. */
+ * are passed to the child, which is killed if it cannot follow because it waits within a step for a rank that does not
+ * come; Slurm would wait half a minute. A child whose watcher is killed dies with it. No rank watches another, so this
+ * works alike on any number of hosts. The watcher wakes once a second. */
 
 #include <stdbool.h>
 

@@ -254,7 +254,7 @@ status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens
                                engine->config.vocab_size - 1);
     }
     status_t status = STATUS_OK;
-    heartbeat_enter(HEARTBEAT_BUSY);
+    heartbeat_set_busy(true);
     engine->is_decode = n == 1;
     for (int64_t done = 0; status == STATUS_OK && done < n;) {
         int64_t chunk = n - done < engine->prefill_chunk ? n - done : engine->prefill_chunk;
@@ -263,7 +263,7 @@ status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens
             status = step_run(engine->step, engine->weights, engine->sequence, tokens + done, chunk, done + chunk == n);
         done += chunk;
     }
-    heartbeat_enter(HEARTBEAT_FREE);
+    heartbeat_set_busy(false);
     return status;
 }
 
@@ -341,7 +341,7 @@ static status_t check_sampling(const engine_t *engine, const sampling_t *samplin
     return STATUS_OK;
 }
 
-status_t engine_sample(engine_t *engine, const sampling_t *sampling, status_t outside, sample_t *sample) {
+static status_t sample_token(engine_t *engine, const sampling_t *sampling, status_t outside, sample_t *sample) {
     bool greedy = sampling->temperature == 0.0;
     bool is_root = comm_tp_rank(engine->comm) == 0;
     sample_t chosen = {0};
@@ -367,6 +367,13 @@ status_t engine_sample(engine_t *engine, const sampling_t *sampling, status_t ou
     TRY(op_trace_collect(engine->trace, engine->is_decode));
     *sample = chosen;
     return STATUS_OK;
+}
+
+status_t engine_sample(engine_t *engine, const sampling_t *sampling, status_t outside, sample_t *sample) {
+    heartbeat_set_busy(true);
+    status_t status = sample_token(engine, sampling, outside, sample);
+    heartbeat_set_busy(false);
+    return status;
 }
 
 engine_info_t engine_get_info(const engine_t *engine) {

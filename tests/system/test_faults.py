@@ -312,7 +312,7 @@ def failing_disk(directory, source):
     def run(*words):
         return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
-    if not run("mkfs.ext2", "-q", "-b", "1024", image) or not run("mount", "-o", "loop", image, directory):
+    if not shutil.which("mkfs.ext2") or not run("mkfs.ext2", "-q", "-b", "1024", image) or not run("mount", "-o", "loop", image, directory):
         pytest.skip("an image of a file system cannot be made or mounted here")
     try:
         for path in sorted(source.iterdir()):

@@ -42,12 +42,12 @@ static void is_stopped_without_limit(void) {
 }
 
 static void is_busy_and_silent(void) {
-    heartbeat_enter(HEARTBEAT_BUSY);
+    heartbeat_set_busy(true);
     clock_sleep_ns(60 * second_ns);
 }
 
 static void is_busy_and_beats(void) {
-    heartbeat_enter(HEARTBEAT_BUSY);
+    heartbeat_set_busy(true);
     for (int i = 0; i < 80; i++) {
         clock_sleep_ns(second_ns / 10);
         heartbeat();
@@ -56,8 +56,8 @@ static void is_busy_and_beats(void) {
 }
 
 static void waits_in_silence(void) {
-    heartbeat_enter(HEARTBEAT_BUSY);
-    if (heartbeat_enter(HEARTBEAT_WAITING) != HEARTBEAT_BUSY) _exit(102);
+    heartbeat_set_busy(true);
+    heartbeat_set_waiting(true);
     clock_sleep_ns(8 * second_ns);
     _exit(STATUS_OK);
 }
@@ -73,8 +73,17 @@ static void is_asked_to_end(void) {
 static void cannot_end_when_asked(void) {
     interrupt_install();
     kill(getppid(), SIGTERM);
-    heartbeat_enter(HEARTBEAT_WAITING);
+    heartbeat_set_busy(true);
+    heartbeat_set_waiting(true);
     clock_sleep_ns(60 * second_ns);
+}
+
+static void takes_long_to_end(void) {
+    interrupt_install();
+    kill(getppid(), SIGTERM);
+    heartbeat_set_waiting(true);
+    clock_sleep_ns(6 * second_ns);
+    _exit(STATUS_INTERRUPTED);
 }
 
 static void has_a_stopped_watcher(void) {
@@ -105,6 +114,7 @@ static const struct watched {
     {waits_in_silence, STATUS_OK, ""},
     {is_asked_to_end, STATUS_INTERRUPTED, ""},
     {cannot_end_when_asked, STATUS_DEVICE, ""},
+    {takes_long_to_end, STATUS_INTERRUPTED, ""},
     {has_a_stopped_watcher, STATUS_NUMERICS, ""},
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
