@@ -1,5 +1,7 @@
 #include "backend/backend.h"
 
+#include <string.h>
+
 #include "backend/backend_cpu.h"
 #ifdef GALVANI_CUDA
 #include "backend/backend_cuda.h"
@@ -15,6 +17,10 @@ status_t backend_open(const backend_args_t *args, backend_t **backend) {
     if (args->kind == BACKEND_CUDA)
         return status_fail(STATUS_DEVICE, "this galvani was built without CUDA; use --backend cpu, or build with nvcc");
 #endif
+    if (args->all_reduce && (strcmp(args->all_reduce, "push") == 0 || strcmp(args->all_reduce, "nccl") == 0))
+        return status_fail(STATUS_USAGE,
+                           "--comm %s adds on GPUs; on the CPU sums go over MPI: leave it out, or say mpi",
+                           args->all_reduce);
     return backend_cpu_create(args->comm, backend);
 }
 

@@ -135,8 +135,9 @@ typedef enum backend_kind { BACKEND_AUTO, BACKEND_CPU, BACKEND_CUDA } backend_ki
 
 typedef struct backend_args {
     backend_kind_t kind;
-    comm_t *comm;           /* borrowed */
-    const char *all_reduce; /* "auto", "push", "nccl" or "mpi"; the CPU's is MPI's in any case */
+    comm_t *comm; /* borrowed */
+    const char
+        *all_reduce; /* "auto", "push", "nccl" or "mpi"; the CPU has MPI's alone and refuses the others by name */
 } backend_args_t;
 
 /* BACKEND_AUTO takes CUDA where it was built in and a device is there, else the CPU. STATUS_DEVICE if the one asked for

@@ -255,6 +255,16 @@ def test_run_file_that_cannot_be_written(nano_shards, tmp_path):
     expect(done, DEVICE, "run.h5")
 
 
+@pytest.mark.parametrize("carrier", ["push", "nccl"])
+def test_gpu_sums_on_the_cpu(nano_shards, carrier):
+    done = galvani(2, "run", "--model", nano_shards(2), "--prompt", "x", "--backend", "cpu", "--comm", carrier)
+    expect(done, USAGE, f"--comm {carrier}")
+
+
+def test_unknown_route(nano_shards):
+    expect(galvani(2, "run", "--model", nano_shards(2), "--prompt", "x", "--route", "nope=off"), USAGE, "nope")
+
+
 def test_tokens_without_a_tokenizer(golden_shards):
     done = galvani(1, "run", "--model", golden_shards("mixed", 1), "--prompt", "x")
     expect(done, INPUT, "tokenizer.json", "--tokens")
