@@ -218,9 +218,11 @@ def test_time_limit_and_requeue(slurm, nano_shards, tmp_path, launcher):
     assert len(done) < 3
     with h5py.File(out / done[-1], "r") as file:
         assert file.attrs["complete"] == 1 and file.attrs["stop_reason"] == "signal"
-    # Slurm would wait two minutes before it starts the job again.
+    # Slurm would wait two minutes before it starts the job again; a node refuses it in the second in which it ended.
+    time.sleep(2)
     slurm.command("scontrol", "update", f"JobId={number}", "StartTime=now")
-    assert slurm.wait(number, "COMPLETED", "FAILED")["JobState"] == "COMPLETED"
+    job = slurm.wait(number, "COMPLETED", "FAILED")
+    assert job["JobState"] == "COMPLETED", (job, (tmp_path / "log").read_text())
     for i in range(3):
         assert len(tokens_in(out / f"r{i}.h5")) == 300
     with h5py.File(out / "r2.h5", "r") as file:
