@@ -7,7 +7,7 @@ packages=(
     build-essential pkg-config git
     libopenmpi-dev openmpi-bin
     libhdf5-dev libjansson-dev libpcre2-dev libutf8proc-dev libxxhash-dev libssl-dev libcairo2-dev
-    libcmocka-dev python3 python3-pytest python3-h5py python3-numpy
+    libcmocka-dev python3 python3-pytest python3-pytest-xdist python3-h5py python3-numpy
 )
 if [ "${1:-}" = --slurm ]; then packages+=(slurm-wlm munge iproute2); fi
 

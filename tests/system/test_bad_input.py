@@ -131,9 +131,10 @@ class TestPrompts:
         done = galvani(ranks, "run", "--model", nano_shards(ranks), "--prompt-file", "/nonexistent.txt")
         expect(done, INPUT, "/nonexistent.txt")
 
-    def test_too_long(self, nano_shards, ranks):
-        tokens = ",".join(["5"] * 100000)
-        expect(galvani(ranks, "run", "--model", nano_shards(ranks), "--tokens-file", "-", stdin=tokens.encode()), USAGE, "context")
+    def test_too_long(self, nano_shards, tmp_path, ranks):
+        tokens = tmp_path / "tokens.txt"
+        tokens.write_text(",".join(["5"] * 100000))
+        expect(galvani(ranks, "run", "--model", nano_shards(ranks), "--tokens-file", tokens), USAGE, "context")
 
     def test_no_room_for_max_new(self, nano_shards, ranks):
         done = galvani(ranks, "run", "--model", nano_shards(ranks), "--prompt", "x", "--max-new", "1000000")
