@@ -1,6 +1,7 @@
 #include "base/h5.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -53,6 +54,27 @@ void h5_init(void) {
     is_ready = true;
     /* The handler is per thread in a thread-safe HDF5. */
     H5Eset_auto2(H5E_DEFAULT, keep_reason, NULL);
+}
+
+static void on_crash(int number) {
+    (void)number;
+    static const char text[] = "galvani: error: the file is damaged: HDF5 cannot make sense of it\n";
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)written;
+    _exit(STATUS_INPUT);
+}
+
+void h5_survive_damage(void) {
+    static char stack[1 << 16]; /* the crash may be an overflow of the stack */
+    const stack_t alternate = {.ss_sp = stack, .ss_size = sizeof stack};
+    sigaltstack(&alternate, NULL);
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_crash;
+    action.sa_flags = SA_ONSTACK;
+    static const int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGABRT};
+    for (size_t i = 0; i < sizeof crashes / sizeof crashes[0]; i++)
+        sigaction(crashes[i], &action, NULL);
 }
 
 status_t h5_fail(status_t status, const char *action, const char *path) {

@@ -18,6 +18,11 @@ extern "C" {
  * back to files at exit that could not be closed (it would try for ever on a full disk). */
 void h5_init(void);
 
+/* For commands that do nothing but read files: from here on a crash of this process ends it with STATUS_INPUT and a
+ * message. HDF5 1.10 follows some damaged structures (global heaps, which hold texts, have no checksum) to memory that
+ * is not there. */
+void h5_survive_damage(void);
+
 /* Records "cannot <action> <path>: <reason>" for the last HDF5 call that failed on this thread. The reason is the
  * operating system's if it gave one, else the innermost message of HDF5. A refused file lock says what to do. */
 status_t h5_fail(status_t status, const char *action, const char *path);

@@ -81,6 +81,7 @@ static status_t inspect_path(const char *path, bool verify) {
 
 status_t cli_inspect(int argc, char **argv, comm_t *comm) {
     (void)comm;
+    h5_survive_damage();
     static const struct option options[] = {
         {"verify", no_argument, NULL, 'v'},
         {"mend", no_argument, NULL, 'm'},

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/h5.h"
 #include "base/memory.h"
 #include "cli/commands.h"
 #include "trace/export.h"
@@ -185,6 +186,7 @@ static status_t parse_options(int argc, char **argv, trace_options_t *options, b
 
 status_t cli_trace(int argc, char **argv, comm_t *comm) {
     (void)comm;
+    h5_survive_damage();
     trace_options_t options = {.skip = -1, .step = -1, .interval_ms = 500, .kind_name = "tpot"};
     bool is_help = false;
     TRY(parse_options(argc, argv, &options, &is_help));
