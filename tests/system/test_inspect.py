@@ -94,3 +94,16 @@ def test_safetensors_file(tmp_path):
     broken.write_bytes(np.uint64(1 << 40).tobytes() + b"{}")
     done = galvani(0, "inspect", broken)
     assert done.status == 3 and "broken.safetensors" in done.stderr
+
+
+def test_a_damaged_run_file_gives_a_status(nano_shards, tmp_path):
+    """HDF5 1.10 crashes on some damaged global heaps, where the attributes' texts lie."""
+    run, damaged = tmp_path / "run.h5", tmp_path / "damaged.h5"
+    assert galvani(1, "run", "--model", nano_shards(1), "--prompt", "x", "--max-new", 2, "--out", run).status == 0
+    content = run.read_bytes()
+    heap = content.index(b"GCOL")
+    statuses = set()
+    for offset in range(heap, heap + 160, 3):
+        damaged.write_bytes(content[:offset] + bytes([content[offset] ^ 0x80]) + content[offset + 1 :])
+        statuses.add(galvani(0, "inspect", damaged).status)
+    assert statuses <= {0, 3} and 3 in statuses
