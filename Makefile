@@ -79,7 +79,7 @@ FUZZ_TARGETS := $(FUZZ_SOURCES:tests/fuzz/%.c=build/fuzz/%)
 PREFIX  ?= /usr/local
 INSTALL := $(DESTDIR)$(PREFIX)
 
-.PHONY: all install uninstall help unit unit-build check check-gpu asan fuzz fuzz-run format tidy headers golden shard-bench sm70-report clean
+.PHONY: all install uninstall help unit unit-build check check-gpu asan fuzz format tidy headers golden shard-bench sm70-report clean
 all: build/galvani
 
 help:
@@ -176,9 +176,7 @@ ifeq ($(USE_CUDA),1)
 fuzz:
 	$(MAKE) CUDA=0 fuzz
 else
-fuzz:
-	$(MAKE) CUDA=0 fuzz-run
-fuzz-run: $(FUZZ_TARGETS)
+fuzz: $(FUZZ_TARGETS)
 	@bash scripts/run_fuzz.sh $(FUZZ_TARGETS)
 endif
 
