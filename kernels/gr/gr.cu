@@ -159,6 +159,11 @@ status_t mix_many(const gr_mix_args_t *args, const device_queue_t *queue, __half
 
 } // namespace
 
+status_t launch_gr_inject(const gr_inject_args_t *args, const device_queue_t *queue) {
+    gr_inject_f32_kernel<<<blocks_for(args->n_tokens * args->hidden_size, 256), 256, 0, queue->stream>>>(*args);
+    return queue_check_launch("gr_inject");
+}
+
 size_t gr_mix_cuda_workspace_bytes(const gr_mix_args_t *args) {
     int64_t width = args->up.rows, lowrank = args->down.rows; /* z and a; behind a GEMM down and gate as well */
     int64_t n_values = args->n_tokens > LINEAR_MAX_GEMV_TOKENS ? 2 * (width + lowrank) : width + lowrank;
@@ -169,6 +174,10 @@ status_t launch_gr_mix(const gr_mix_args_t *args, const device_queue_t *queue) {
     int64_t n_tokens = args->n_tokens, width = args->up.rows, lowrank = args->down.rows;
     __half *z = (__half *)args->workspace, *a = z + n_tokens * width;
     down_epilogue epilogue = {a, args->inject, lowrank, args->hc_count, 0};
+    if (args->inject_before) {
+        gr_inject_args_t inject = {n_tokens, args->hc_count, args->hidden_size, args->inject_before, args->o, args->h};
+        TRY(launch_gr_inject(&inject, queue));
+    }
     unsigned int threads = n_tokens > LINEAR_MAX_GEMV_TOKENS ? MANY_NORM_THREADS : FEW_NORM_THREADS;
     gr_norm_f32_kernel<<<dim3((unsigned int)n_tokens, (unsigned int)args->hc_count), threads, 0, queue->stream>>>(*args,
                                                                                                                   z);
@@ -192,9 +201,4 @@ status_t launch_gr_mix(const gr_mix_args_t *args, const device_queue_t *queue) {
     else
         gr_up_f16_kernel<false><<<grid, UP_THREADS, 0, queue->stream>>>(*args, z, a);
     return queue_check_launch("gr_mix");
-}
-
-status_t launch_gr_inject(const gr_inject_args_t *args, const device_queue_t *queue) {
-    gr_inject_f32_kernel<<<blocks_for(args->n_tokens * args->hidden_size, 256), 256, 0, queue->stream>>>(*args);
-    return queue_check_launch("gr_inject");
 }

@@ -12,18 +12,22 @@ extern "C" {
 
 /* Gated residual, mixing side (transformers qwen4_exp, Qwen4ExpTextGatedResidual). With n(x, g) the one-plus RMSNorm:
  *   z[s] = n(h[s], hc_norm[s]);  a = silu(down z / S);  gate = sigmoid(up a);  u = mean over s of gate[s] * z[s]
- *   inject = 2 sigmoid(block_inject z / S) */
+ *   inject = 2 sigmoid(block_inject z / S)
+ * Where the block before has its combining side (below) still to come, inject_before and o carry it, and h first
+ * becomes what gr_inject makes of it. */
 typedef struct gr_mix_args {
     int64_t n_tokens, hc_count, hidden_size;
     float rms_norm_eps;
-    const float *h;        /* [n_tokens, hc_count, hidden_size] */
-    const float *hc_norm;  /* [hc_count * hidden_size] */
-    matrix_t down;         /* input_mix_weight_down [hc_lowrank, hc_count * hidden_size] */
-    matrix_t up;           /* input_mix_weight_up [hc_count * hidden_size, hc_lowrank] */
-    matrix_t block_inject; /* [hc_count, hc_count * hidden_size]; data is NULL in the final mixer */
-    activation_t *u;       /* [n_tokens, hidden_size] */
-    float *inject;         /* [n_tokens, hc_count]; NULL in the final mixer */
-    void *workspace;       /* gr_mix_workspace_bytes */
+    float *h;                   /* [n_tokens, hc_count, hidden_size]; written only with inject_before */
+    const float *inject_before; /* [n_tokens, hc_count]; NULL: h is complete */
+    const activation_t *o;      /* [n_tokens, hidden_size], with inject_before */
+    const float *hc_norm;       /* [hc_count * hidden_size] */
+    matrix_t down;              /* input_mix_weight_down [hc_lowrank, hc_count * hidden_size] */
+    matrix_t up;                /* input_mix_weight_up [hc_count * hidden_size, hc_lowrank] */
+    matrix_t block_inject;      /* [hc_count, hc_count * hidden_size]; data is NULL in the final mixer */
+    activation_t *u;            /* [n_tokens, hidden_size]; must not overlap o */
+    float *inject;              /* [n_tokens, hc_count], other memory than inject_before; NULL in the final mixer */
+    void *workspace;            /* gr_mix_workspace_bytes */
 } gr_mix_args_t;
 
 size_t gr_mix_workspace_bytes(const gr_mix_args_t *args);

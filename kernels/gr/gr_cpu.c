@@ -79,6 +79,13 @@ static status_t mix_group(const gr_mix_args_t *args, const workspace_t *work, in
 }
 
 status_t gr_mix_cpu(const gr_mix_args_t *args) {
+    if (args->inject_before)
+        TRY(gr_inject_cpu(&(gr_inject_args_t){.n_tokens = args->n_tokens,
+                                              .hc_count = args->hc_count,
+                                              .hidden_size = args->hidden_size,
+                                              .inject = args->inject_before,
+                                              .o = args->o,
+                                              .h = args->h}));
     workspace_t work = lay_out(args, &(arena_t){.base = args->workspace});
     for (int64_t first = 0; first < args->n_tokens; first += work.group) {
         int64_t left = args->n_tokens - first;

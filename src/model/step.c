@@ -39,14 +39,16 @@ struct step {
 
     /* Of the call that runs. */
     int64_t n_tokens;
-    int32_t layer; /* -1 outside the layers */
+    int32_t layer;         /* -1 outside the layers */
+    const float *injected; /* the inject that the last gr_mix gave */
+    bool is_pending;       /* h still lacks injected * o, which the next gr_mix adds */
 
     /* Buffers for C = max_tokens tokens, in backend memory. */
     step_input_t *input;
     float *h;                /* [C, S, H]: the residual streams */
     activation_t *u;         /* [C, H]: what GR gives to a block */
     activation_t *o;         /* [C, H]: what the block gives back */
-    float *inject;           /* [C, S] */
+    float *inject[2];        /* [C, S]: of the last gr_mix and of the one before, in turn */
     activation_t *projected; /* [C, widest stacked projection] */
     activation_t *mixed;     /* [C, max(value_width, attention_width)]: heads before the output projection */
     activation_t *q, *gate;  /* [C, attention_width] */
@@ -168,7 +170,8 @@ static void place(step_t *step, arena_t *arena) {
     step->h = arena_floats(arena, n_tokens * local->stream_width);
     step->u = arena_take(arena, n_tokens * hidden_size, activation_bytes);
     step->o = arena_take(arena, n_tokens * hidden_size, activation_bytes);
-    step->inject = arena_floats(arena, n_tokens * config->hc_count);
+    for (int i = 0; i < 2; i++)
+        step->inject[i] = arena_floats(arena, n_tokens * config->hc_count);
     step->projected = arena_take(arena, n_tokens * widest, activation_bytes);
     step->mixed = arena_take(arena, n_tokens * larger(local->value_width, local->attention_width), activation_bytes);
     step->experts = arena_take(arena, n_tokens * config->num_experts_per_tok, sizeof(int32_t));
@@ -269,40 +272,49 @@ static status_t all_reduce(step_t *step, const char *name, activation_t *data, i
     return STATUS_OK;
 }
 
-/* (u, inject) = GR(h) */
-static status_t gr_mix(step_t *step, const gr_weights_t *weights, const float *h) {
+/* (u, inject) = GR(h), for the tokens from first_token on; what is pending of them is added to h. */
+static status_t gr_mix(step_t *step, const gr_weights_t *weights, int64_t first_token) {
     backend_t *backend = step->args.backend;
     const model_config_t *config = step->args.config;
+    int64_t S = config->hc_count, hidden_size = config->hidden_size;
+    size_t o_offset = (size_t)(first_token * hidden_size) * backend->ops->activation_bytes;
+    float *inject = step->injected == step->inject[0] ? step->inject[1] : step->inject[0];
     const gr_mix_args_t args = {
         .n_tokens = step->n_tokens,
-        .hc_count = config->hc_count,
-        .hidden_size = config->hidden_size,
+        .hc_count = S,
+        .hidden_size = hidden_size,
         .rms_norm_eps = (float)config->rms_norm_eps,
-        .h = h,
+        .h = step->h + first_token * S * hidden_size,
+        .inject_before = step->is_pending ? step->injected + first_token * S : NULL,
+        .o = (const void *)((const char *)step->o + o_offset),
         .hc_norm = weights->hc_norm,
         .down = weights->down,
         .up = weights->up,
         .block_inject = weights->block_inject,
         .u = step->u,
-        .inject = weights->block_inject.data ? step->inject : NULL,
+        .inject = weights->block_inject.data ? inject : NULL,
         .workspace = step->workspace,
     };
     RUN(step, OP_GROUP_GR, "gr_mix", backend->ops->gr_mix(backend, &args));
+    step->injected = inject;
+    step->is_pending = false;
     return STATUS_OK;
 }
 
-/* h[s] += inject[s] * o */
+/* h[s] += inject[s] * o now, if that is pending: for what reads h and is no gr_mix. */
 static status_t gr_inject(step_t *step) {
+    if (!step->is_pending) return STATUS_OK;
     backend_t *backend = step->args.backend;
     const gr_inject_args_t args = {
         .n_tokens = step->n_tokens,
         .hc_count = step->args.config->hc_count,
         .hidden_size = step->args.config->hidden_size,
-        .inject = step->inject,
+        .inject = step->injected,
         .o = step->o,
         .h = step->h,
     };
     RUN(step, OP_GROUP_GR, "gr_inject", backend->ops->gr_inject(backend, &args));
+    step->is_pending = false;
     return STATUS_OK;
 }
 
@@ -481,20 +493,24 @@ static status_t moe(step_t *step, const moe_weights_t *weights) {
 
 static status_t run_layer(step_t *step, const layer_weights_t *weights, layer_state_t *state) {
     int64_t hidden_size = step->args.config->hidden_size;
-    if (weights->ple) TRY(ple(step, weights->ple, state));
+    if (weights->ple) {
+        TRY(gr_inject(step));
+        TRY(ple(step, weights->ple, state));
+    }
 
-    TRY(gr_mix(step, &weights->attn_hc, step->h));
+    TRY(gr_mix(step, &weights->attn_hc, 0));
     if (step->args.config->layer_types[step->layer] == LAYER_GDN)
         TRY(gdn(step, &weights->gdn, state));
     else
         TRY(qsa(step, &weights->qsa, state));
     TRY(all_reduce(step, "attention_all_reduce", step->o, hidden_size));
-    TRY(gr_inject(step));
+    step->is_pending = true;
 
-    TRY(gr_mix(step, &weights->mlp_hc, step->h));
+    TRY(gr_mix(step, &weights->mlp_hc, 0));
     TRY(moe(step, &weights->moe));
     TRY(all_reduce(step, "moe_all_reduce", step->o, hidden_size));
-    return gr_inject(step);
+    step->is_pending = true;
+    return STATUS_OK;
 }
 
 static status_t embed(step_t *step, matrix_t weight) {
@@ -512,7 +528,7 @@ static status_t embed(step_t *step, matrix_t weight) {
 
 /* Only the last token's logits are ever asked for. */
 static status_t head(step_t *step, const weights_t *weights) {
-    const float *last = step->h + (step->n_tokens - 1) * step->args.local.stream_width;
+    int64_t last = step->n_tokens - 1;
     step->n_tokens = 1;
     TRY(gr_mix(step, &weights->final_hc, last));
     return linear_f32(step, OP_GROUP_LM_HEAD, "lm_head", weights->lm_head, step->u, step->logits);
@@ -522,11 +538,14 @@ static status_t head(step_t *step, const weights_t *weights) {
 static status_t run_ops(step_t *step, const weights_t *weights, sequence_t *sequence, bool want_logits) {
     int64_t n_tokens = step->n_tokens;
     step->layer = -1;
+    step->is_pending = false;
     TRY(embed(step, weights->embed));
     for (int64_t layer = 0; layer < step->args.config->num_hidden_layers; layer++) {
         step->layer = (int32_t)layer;
         TRY(run_layer(step, &weights->layers[layer], &sequence->layers[layer]));
-        if (step->observer) step->observer(step->observer_context, layer, step->h, n_tokens);
+        if (!step->observer) continue;
+        TRY(gr_inject(step));
+        step->observer(step->observer_context, layer, step->h, n_tokens);
     }
     step->layer = -1;
     return want_logits ? head(step, weights) : STATUS_OK;

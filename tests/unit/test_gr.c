@@ -112,11 +112,32 @@ static void test_one_result(void **state) {
     }
 }
 
+/* A mix that finds an injection pending gives what gr_inject and a mix give. */
+static void test_pending(void **state) {
+    (void)state;
+    int64_t n = 3, S = 4, H = 40, R = 9;
+    gr_mix_args_t args = random_args(n, S, H, R);
+    args.o = op_random_floats(n * H, 0.0f, 1.0f);
+    args.inject_before = op_random_floats(n * S, 1.0f, 0.5f);
+    gr_mix_args_t plain = args;
+    plain.inject_before = NULL;
+    plain.h = op_copy(args.h, n * S * H);
+    gr_inject_args_t inject = {
+        .n_tokens = n, .hc_count = S, .hidden_size = H, .inject = args.inject_before, .o = args.o, .h = plain.h};
+    assert_int_equal(gr_inject_cpu(&inject), STATUS_OK);
+    mix(&plain);
+    mix(&args);
+    assert_same_bits("h", args.h, plain.h, n * S * H);
+    assert_same_bits("u", args.u, plain.u, n * H);
+    assert_same_bits("inject", args.inject, plain.inject, n * S);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_golden, op_data_free),
         cmocka_unit_test_teardown(test_formula, op_data_free),
         cmocka_unit_test_teardown(test_one_result, op_data_free),
+        cmocka_unit_test_teardown(test_pending, op_data_free),
     };
     return cmocka_run_group_tests(tests, op_data_seed, NULL);
 }
