@@ -8,10 +8,13 @@ status_t queue_check_launch(const char *op) {
 
 static __global__ void empty_kernel() {}
 
-status_t queue_check_device(const char *device_name) {
+status_t queue_check_device(const char *device_name, int *code_arch) {
     cudaFuncAttributes attributes;
     cudaError_t error = cudaFuncGetAttributes(&attributes, empty_kernel);
-    if (error == cudaSuccess) return STATUS_OK;
+    if (error == cudaSuccess) {
+        *code_arch = attributes.ptxVersion;
+        return STATUS_OK;
+    }
     return status_fail(STATUS_DEVICE, "this galvani has no code for %s: %s; build it with CUDA_ARCHS for that device",
                        device_name, cudaGetErrorString(error));
 }

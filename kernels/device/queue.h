@@ -14,6 +14,7 @@ extern "C" {
 #endif
 
 typedef struct device_queue device_queue_t;
+struct route_state; /* device/route.h */
 
 /* y[t] (+)= weight x[t] for many tokens, FP16 with FP32 sums; the backend gives it (cuBLAS). */
 typedef struct gemm_args {
@@ -29,14 +30,17 @@ struct device_queue {
     struct CUstream_st *stream; /* a cudaStream_t: launches are in its order */
     int n_sms;                  /* multiprocessors of the device */
     status_t (*gemm)(const device_queue_t *queue, const gemm_args_t *args);
-    void *gemm_context; /* the backend's */
+    void *gemm_context;         /* the backend's */
+    struct route_state *routes; /* [N_KERNEL_ROUTES]: its fast paths; counted through a const queue too */
+    const char *pdl_refusal;    /* why programmatic dependent launch cannot be had; NULL where it can */
 };
 
 /* After a launch: STATUS_DEVICE with the op's name and CUDA's reason if it was refused. */
 status_t queue_check_launch(const char *op);
 
-/* STATUS_DEVICE if this build has no code for the device in use. */
-status_t queue_check_device(const char *device_name);
+/* STATUS_DEVICE if this build has no code for the device in use. Else `code_arch` is the architecture that the code in
+ * use was compiled for (90: sm_90), which may be older than the device. */
+status_t queue_check_device(const char *device_name, int *code_arch);
 
 #ifdef __cplusplus
 }

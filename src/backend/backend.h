@@ -15,6 +15,7 @@
 #include "base/memory.h"
 #include "base/status.h"
 #include "comm/comm.h"
+#include "device/route.h"
 #include "embed/embed.h"
 #include "experts/experts.h"
 #include "fill/fill.h"
@@ -84,6 +85,10 @@ typedef struct backend_ops {
      * return. */
     status_t (*mark)(backend_t *backend, size_t index);
     status_t (*read_marks)(backend_t *backend, size_t n, int64_t *ns);
+
+    /* [N_KERNEL_ROUTES]: the state of its ops' fast paths, the backend's; a change holds for ops from then on, not for
+     * recorded work. NULL where ops have the general form alone. */
+    route_state_t *(*routes)(backend_t *backend);
 
     /* Sum over ranks in rank order, the same bits on every rank. Collective. */
     status_t (*all_reduce)(backend_t *backend, activation_t *data, size_t n);

@@ -12,6 +12,7 @@
 #include "backend/nccl_cuda.h"
 #include "base/log.h"
 #include "device/convert.h"
+#include "device/route.h"
 #include "push/push.h"
 
 enum {
@@ -31,6 +32,7 @@ typedef struct block {
 
 typedef struct cuda_state {
     device_queue_t queue;
+    route_state_t routes[N_KERNEL_ROUTES];
     int device;
     char device_name[256];
     char *devices; /* [ranks, DEVICE_TEXT_BYTES] on rank 0: what facts.devices points to */
@@ -279,6 +281,8 @@ static void cuda_record_free(backend_t *backend, void *recording) {
     memory_free(made);
 }
 
+static route_state_t *cuda_routes(backend_t *backend) { return state_of(backend)->routes; }
+
 static status_t cuda_all_reduce(backend_t *backend, activation_t *data, size_t n) {
     cuda_state_t *state = state_of(backend);
     if (comm_tp_size(backend->comm) == 1) return STATUS_OK;
@@ -350,6 +354,7 @@ static const backend_ops_t cuda_ops = {
     .record_free = cuda_record_free,
     .mark = cuda_mark,
     .read_marks = cuda_read_marks,
+    .routes = cuda_routes,
     .all_reduce = cuda_all_reduce,
     .gr_mix_workspace_bytes = gr_mix_cuda_workspace_bytes,
     .gdn_core_workspace_bytes = gdn_core_cuda_workspace_bytes,
@@ -477,7 +482,12 @@ static status_t open_device(backend_t *backend) {
     TRY(check_cuda(cudaGetDeviceProperties(&properties, state->device), "reading the device's properties"));
     snprintf(state->device_name, sizeof state->device_name, "%s", properties.name);
     state->queue.n_sms = properties.multiProcessorCount;
-    TRY(queue_check_device(properties.name));
+    int code_arch;
+    TRY(queue_check_device(properties.name, &code_arch));
+    state->queue.routes = state->routes;
+    for (int route = 0; route < N_KERNEL_ROUTES; route++)
+        state->routes[route].wanted = true;
+    if (properties.major < 9 || code_arch < 90) state->queue.pdl_refusal = "needs a device and code of sm_90 or newer";
     TRY(check_cuda(cudaStreamCreateWithFlags(&state->queue.stream, cudaStreamNonBlocking), "creating a stream"));
     void *memory;
     TRY(check_cuda(cudaHostAlloc(&memory, (size_t)N_SLOTS * SLOT_BYTES, cudaHostAllocDefault), "pinning host memory"));

@@ -14,8 +14,6 @@
 #include "comm/watchdog.h"
 #include "text/utf8_stream.h"
 
-enum { MAX_ROUTES = OPTIONS_MAX_ROUTES };
-
 /* What rank 0 tells the others about a request. */
 typedef struct job {
     int64_t n_prompt, max_new, start_ns;
@@ -139,15 +137,6 @@ static status_t generation_begin(generation_t *generation, const request_t *requ
     return engine_reset(generation->context->engine);
 }
 
-static size_t list_routes(const engine_t *engine, run_route_t routes[MAX_ROUTES]) {
-    size_t n_routes;
-    const engine_route_t *taken = engine_routes(engine, &n_routes);
-    for (size_t i = 0; i < n_routes && i < MAX_ROUTES; i++)
-        routes[i] =
-            (run_route_t){.name = taken[i].name, .chosen = taken[i].on ? "on" : "off", .reason = taken[i].reason};
-    return n_routes < MAX_ROUTES ? n_routes : MAX_ROUTES;
-}
-
 static status_t generation_open(const generation_t *generation, const request_t *request, const char *path,
                                 recorder_t **recorder) {
     const generate_context_t *context = generation->context;
@@ -155,10 +144,8 @@ static status_t generation_open(const generation_t *generation, const request_t 
     run_file_args_t file;
     char *options_text = NULL;
     json_t *options = NULL;
-    run_route_t routes[MAX_ROUTES];
-    size_t n_routes = 0;
+    run_route_t routes[RECORDER_MAX_ROUTES];
     if (path) {
-        n_routes = list_routes(context->engine, routes);
         options = options_to_json(context->command, &request->options);
         options_text = json_dumps(options, JSON_INDENT(1));
         file = (run_file_args_t){.path = path,
@@ -183,7 +170,7 @@ static status_t generation_open(const generation_t *generation, const request_t 
                                  .has_ops = generation->job.ops,
                                  .n_top_logprobs = generation->job.sampling.n_top_logprobs,
                                  .routes = routes,
-                                 .n_routes = n_routes};
+                                 .n_routes = recorder_routes(context->engine, routes)};
     }
     recorder_args_t args = {.comm = context->comm,
                             .engine = context->engine,

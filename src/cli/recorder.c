@@ -69,6 +69,15 @@ status_t recorder_create(const recorder_args_t *args, recorder_t **recorder) {
     return STATUS_OK;
 }
 
+size_t recorder_routes(engine_t *engine, run_route_t routes[RECORDER_MAX_ROUTES]) {
+    size_t n_routes;
+    const engine_route_t *taken = engine_routes(engine, &n_routes);
+    for (size_t i = 0; i < n_routes && i < RECORDER_MAX_ROUTES; i++)
+        routes[i] =
+            (run_route_t){.name = taken[i].name, .chosen = taken[i].on ? "on" : "off", .reason = taken[i].reason};
+    return n_routes < RECORDER_MAX_ROUTES ? n_routes : RECORDER_MAX_ROUTES;
+}
+
 /* Gathers each rank's sums; rank 0 appends the row. */
 static status_t add_row(recorder_t *recorder, const sample_t *sample, int64_t begin_ns, int64_t end_ns) {
     int64_t group_ns[OP_N_GROUPS] = {0};
@@ -150,9 +159,16 @@ status_t recorder_finish(recorder_t *recorder, const char *text, size_t text_byt
     if (status != STATUS_OK) return status;
     comm_gather(recorder->comm, &mine, sizeof mine, all);
     if (recorder->file) {
+        run_route_t routes[RECORDER_MAX_ROUTES];
+        const run_end_t end = {.text = text,
+                               .text_bytes = text_bytes,
+                               .memory = all,
+                               .stop_reason = stop_reason,
+                               .routes = routes,
+                               .n_routes = recorder_routes(recorder->engine, routes)};
         run_file_t *file = recorder->file;
         recorder->file = NULL;
-        status = run_file_finish(file, text, text_bytes, all, stop_reason);
+        status = run_file_finish(file, &end);
     }
     memory_free(all);
     return status;

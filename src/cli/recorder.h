@@ -21,6 +21,10 @@ typedef struct recorder_args {
     const run_file_args_t *file; /* rank 0; NULL for no run file, and elsewhere */
 } recorder_args_t;
 
+/* The engine's routes as the steps so far took them; the engine's texts, until it is asked again. */
+enum { RECORDER_MAX_ROUTES = 64 };
+size_t recorder_routes(engine_t *engine, run_route_t routes[RECORDER_MAX_ROUTES]);
+
 /* STATUS_DEVICE (rank 0) if the run file cannot be created. Every rank gets a recorder or none: the outcome is agreed
  * on. */
 status_t recorder_create(const recorder_args_t *args, recorder_t **recorder);

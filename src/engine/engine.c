@@ -12,7 +12,10 @@
 #include "model/memory_plan.h"
 #include "model/step.h"
 
-enum { ROUTE_CUDA_GRAPH, N_ROUTES };
+/* The engine's own routes; behind them come the backend's (device/route.h). */
+enum { ROUTE_CUDA_GRAPH, N_OWN_ROUTES, N_ROUTES = N_OWN_ROUTES + N_KERNEL_ROUTES, REASON_BYTES = 48 };
+
+static const char *const own_route_names[N_OWN_ROUTES] = {[ROUTE_CUDA_GRAPH] = "cuda_graph"};
 
 struct engine {
     comm_t *comm;
@@ -23,7 +26,8 @@ struct engine {
     int64_t max_context, prefill_chunk;
     bool record; /* what the route cuda_graph is asked to be */
     engine_route_t routes[N_ROUTES];
-    bool is_decode; /* the last step had one token */
+    char route_reasons[N_KERNEL_ROUTES][REASON_BYTES]; /* what some of them point to */
+    bool is_decode;                                    /* the last step had one token */
     int64_t n_valid_tokens;
 
     op_trace_t *trace;
@@ -216,18 +220,54 @@ void engine_destroy(engine_t *engine) {
     memory_free(engine);
 }
 
-const engine_route_t *engine_routes(const engine_t *engine, size_t *n_routes) {
+static const char *route_name(int route) {
+    return route < N_OWN_ROUTES ? own_route_names[route] : kernel_route_name((kernel_route_t)(route - N_OWN_ROUTES));
+}
+
+static int find_route(const char *name) {
+    int route = 0;
+    while (route < N_ROUTES && strcmp(name, route_name(route)) != 0)
+        route++;
+    return route;
+}
+
+/* A backend's route was taken or not by the calls so far. */
+static engine_route_t kernel_route(engine_t *engine, kernel_route_t route) {
+    engine_route_t told = {.name = kernel_route_name(route)};
+    if (!engine->backend->ops->routes) {
+        told.reason = "the backend has the general form alone";
+        return told;
+    }
+    const route_state_t *state = &engine->backend->ops->routes(engine->backend)[route];
+    told.on = state->wanted && state->n_launches > 0;
+    if (told.on) {
+        snprintf(engine->route_reasons[route], REASON_BYTES, "%" PRId64 " launches", state->n_launches);
+        told.reason = engine->route_reasons[route];
+    } else if (!state->wanted) {
+        told.reason = "switched off";
+    } else {
+        told.reason = state->refusal ? state->refusal : "not asked for yet";
+    }
+    return told;
+}
+
+const engine_route_t *engine_routes(engine_t *engine, size_t *n_routes) {
+    for (int route = 0; route < N_KERNEL_ROUTES; route++)
+        engine->routes[N_OWN_ROUTES + route] = kernel_route(engine, (kernel_route_t)route);
     *n_routes = N_ROUTES;
     return engine->routes;
 }
 
 status_t engine_check_route(const char *name) {
-    if (strcmp(name, "cuda_graph") == 0) return STATUS_OK;
-    return status_fail(STATUS_USAGE, "there is no route \"%s\"; there is: cuda_graph", name);
+    char names[512] = "";
+    size_t used = 0;
+    if (find_route(name) < N_ROUTES) return STATUS_OK;
+    for (int route = 0; route < N_ROUTES && used < sizeof names; route++)
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", route ? ", " : "", route_name(route));
+    return status_fail(STATUS_USAGE, "there is no route \"%s\"; there are: %s", name, names);
 }
 
-status_t engine_set_route(engine_t *engine, const char *name, bool on) {
-    TRY(engine_check_route(name));
+static void set_cuda_graph(engine_t *engine, bool on) {
     bool can_record = engine->backend->can_record;
     engine->record = on;
     step_set_record(engine->step, on);
@@ -237,6 +277,17 @@ status_t engine_set_route(engine_t *engine, const char *name, bool on) {
                          .reason = !on          ? "switched off"
                                    : can_record ? ""
                                                 : "the backend, or what carries its sums, cannot record a step"};
+}
+
+status_t engine_set_route(engine_t *engine, const char *name, bool on) {
+    TRY(engine_check_route(name));
+    int route = find_route(name);
+    if (route == ROUTE_CUDA_GRAPH) {
+        set_cuda_graph(engine, on);
+    } else if (engine->backend->ops->routes) {
+        engine->backend->ops->routes(engine->backend)[route - N_OWN_ROUTES] = (route_state_t){.wanted = on};
+        step_forget_recordings(engine->step);
+    }
     return STATUS_OK;
 }
 

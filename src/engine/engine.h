@@ -87,8 +87,8 @@ typedef struct engine_route {
     const char *reason; /* "" where there is nothing to say */
 } engine_route_t;
 
-/* All of them; the engine's, changed by engine_set_route. */
-const engine_route_t *engine_routes(const engine_t *engine, size_t *n_routes);
+/* All of them, as the steps since they were last set took them; the engine's, until the next call. */
+const engine_route_t *engine_routes(engine_t *engine, size_t *n_routes);
 
 /* STATUS_USAGE for a name that no route has. */
 status_t engine_check_route(const char *name);

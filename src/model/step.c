@@ -241,6 +241,11 @@ void step_destroy(step_t *step) {
 
 void step_set_record(step_t *step, bool record) { step->args.record = record; }
 
+void step_forget_recordings(step_t *step) {
+    free_recording(step->args.backend, &step->plain);
+    free_recording(step->args.backend, &step->detailed);
+}
+
 const float *step_logits(const step_t *step) { return step->logits; }
 
 void step_observe(step_t *step, step_observer_t observer, void *context) {
@@ -587,8 +592,7 @@ static status_t replay_ops(step_t *step, const weights_t *weights, sequence_t *s
     backend_t *backend = step->args.backend;
     recording_t *recording = step->args.trace->is_detailed ? &step->detailed : &step->plain;
     if (step->recorded_weights != weights || step->recorded_sequence != sequence) {
-        free_recording(backend, &step->plain);
-        free_recording(backend, &step->detailed);
+        step_forget_recordings(step);
     }
     step->recorded_weights = weights;
     step->recorded_sequence = sequence;

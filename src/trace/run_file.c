@@ -351,21 +351,15 @@ static status_t reserve_at_end(const char *path, uint64_t bytes) {
 }
 
 /* What is known at the end only. */
-typedef struct run_ending {
-    const char *text; /* NULL without a tokenizer */
-    size_t text_bytes;
-    const run_memory_t *memory;
-    const char *stop_reason;
-    char token_hash[HASH_SHA256_TEXT_BYTES];
-} run_ending_t;
-
-static herr_t put_ending(hid_t file, int n_ranks, const run_ending_t *ending) {
+static herr_t put_ending(hid_t file, int n_ranks, const run_end_t *end, const char *token_hash) {
     char time[32];
     clock_utc_text(time, sizeof time);
-    herr_t result = put_memory(file, n_ranks, ending->memory);
-    if (result >= 0 && ending->text) result = run_put_text(file, "/text/generated", ending->text, ending->text_bytes);
-    if (result >= 0) result = h5_put_text(file, "token_hash", ending->token_hash);
-    if (result >= 0) result = h5_put_text(file, "stop_reason", ending->stop_reason);
+    herr_t result = put_memory(file, n_ranks, end->memory);
+    if (result >= 0 && end->text) result = run_put_text(file, "/text/generated", end->text, end->text_bytes);
+    if (result >= 0) result = H5Ldelete(file, "/routes", H5P_DEFAULT);
+    if (result >= 0) result = run_put_routes(file, end->routes, end->n_routes);
+    if (result >= 0) result = h5_put_text(file, "token_hash", token_hash);
+    if (result >= 0) result = h5_put_text(file, "stop_reason", end->stop_reason);
     if (result >= 0) result = h5_put_text(file, "end_time", time);
     if (result >= 0) result = h5_put_int(file, "complete", 1);
     return result;
@@ -373,26 +367,26 @@ static herr_t put_ending(hid_t file, int n_ranks, const run_ending_t *ending) {
 
 /* Opens the file again, no longer in SWMR mode, so that objects and attributes may be added. HDF5 gives back at the end
  * what was reserved and not used. */
-static status_t write_ending(const run_file_t *file, const run_ending_t *ending) {
-    TRY(reserve_at_end(file->path, METADATA_BYTES + ending->text_bytes));
+static status_t write_ending(const run_file_t *file, const run_end_t *end, const char *token_hash) {
+    TRY(reserve_at_end(file->path, METADATA_BYTES + end->text_bytes));
     hid_t list = access_list(false);
     hid_t reopened = H5Fopen(file->path, H5F_ACC_RDWR, list);
     H5Pclose(list);
     if (reopened < 0) return h5_fail(STATUS_DEVICE, "finish", file->path);
-    status_t status =
-        put_ending(reopened, file->n_ranks, ending) < 0 ? h5_fail(STATUS_DEVICE, "finish", file->path) : STATUS_OK;
+    status_t status = put_ending(reopened, file->n_ranks, end, token_hash) < 0
+                          ? h5_fail(STATUS_DEVICE, "finish", file->path)
+                          : STATUS_OK;
     if (H5Fclose(reopened) < 0 && status == STATUS_OK) status = h5_fail(STATUS_DEVICE, "finish", file->path);
     return status;
 }
 
-status_t run_file_finish(run_file_t *file, const char *text, size_t text_bytes, const run_memory_t *memory,
-                         const char *stop_reason) {
-    run_ending_t ending = {.text = text, .text_bytes = text_bytes, .memory = memory, .stop_reason = stop_reason};
+status_t run_file_finish(run_file_t *file, const run_end_t *end) {
+    char token_hash[HASH_SHA256_TEXT_BYTES];
     status_t status = check_open(file);
     if (status == STATUS_OK) status = flush(file);
-    if (status == STATUS_OK) status = hash_tokens(file, ending.token_hash);
+    if (status == STATUS_OK) status = hash_tokens(file, token_hash);
     if (close_file(file) < 0 && status == STATUS_OK) status = h5_fail(STATUS_DEVICE, "write", file->path);
-    if (status == STATUS_OK) status = write_ending(file, &ending);
+    if (status == STATUS_OK) status = write_ending(file, end, token_hash);
     destroy(file);
     return status;
 }

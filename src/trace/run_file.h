@@ -35,7 +35,7 @@ typedef struct run_file_args {
     int64_t vocab_size; /* width of /sampling/logits */
     int64_t max_new;
     const char *command_line, *effective_config_json; /* effective_config_json: the options in force */
-    const char *rank_hosts; /* of every rank, separated by commas */
+    const char *rank_hosts;                           /* of every rank, separated by commas */
     const char *model_config_json, *model_digest;
     const char *backend, *gpus, *driver, *cuda, *nccl, *mpi; /* "" where there is none */
     const int32_t *prompt;
@@ -72,10 +72,19 @@ status_t run_file_append(run_file_t *file, const run_step_t *step);
  * start_ns. For each step the ranks come one after another, with the same operators in the same order. */
 status_t run_file_append_ops(run_file_t *file, int64_t step, int rank, const op_record_t *records, size_t n_records);
 
-/* Leaves SWMR, writes what is known at the end only (text, token_hash, memory, stop reason) and closes. The file is
- * freed also on failure. `memory`: [n_ranks]. `text` may be NULL. `stop_reason`: "eos", "length", "signal" ... */
-status_t run_file_finish(run_file_t *file, const char *text, size_t text_bytes, const run_memory_t *memory,
-                         const char *stop_reason);
+/* What is known at the end only. All borrowed for the call. */
+typedef struct run_end {
+    const char *text; /* may be NULL */
+    size_t text_bytes;
+    const run_memory_t *memory; /* [n_ranks] */
+    const char *stop_reason;    /* "eos", "length", "signal" ... */
+    const run_route_t *routes;  /* as the run took them, in place of those of the start */
+    size_t n_routes;
+} run_end_t;
+
+/* Leaves SWMR, writes what is known at the end only and the token hash, and closes. The file is freed also on failure.
+ */
+status_t run_file_finish(run_file_t *file, const run_end_t *end);
 
 /* Closes after a failure: what was appended stays, `complete` stays 0. NULL is allowed. */
 void run_file_abandon(run_file_t *file);

@@ -66,41 +66,6 @@ static herr_t put_groups(hid_t file) {
     return 0;
 }
 
-/* /routes: a table of three texts, each as wide as its longest. */
-static status_t put_routes(hid_t file, const run_file_args_t *args) {
-    enum { N_FIELDS = 3 };
-    static const char *const names[N_FIELDS] = {"name", "chosen", "reason"};
-    size_t width[N_FIELDS] = {1, 1, 1}, row_bytes = 0;
-    for (size_t i = 0; i < args->n_routes; i++) {
-        const char *const texts[N_FIELDS] = {args->routes[i].name, args->routes[i].chosen, args->routes[i].reason};
-        for (int f = 0; f < N_FIELDS; f++)
-            if (strlen(texts[f]) > width[f]) width[f] = strlen(texts[f]);
-    }
-    for (int f = 0; f < N_FIELDS; f++)
-        row_bytes += width[f];
-
-    void *memory;
-    TRY(memory_alloc(MEMORY_OTHER, args->n_routes, row_bytes, &memory));
-    char *next = memory;
-    for (size_t i = 0; i < args->n_routes; i++) {
-        const char *const texts[N_FIELDS] = {args->routes[i].name, args->routes[i].chosen, args->routes[i].reason};
-        for (int f = 0; f < N_FIELDS; next += width[f++])
-            memcpy(next, texts[f], strlen(texts[f]));
-    }
-    hid_t type = H5Tcreate(H5T_COMPOUND, row_bytes);
-    size_t offset = 0;
-    for (int f = 0; f < N_FIELDS; offset += width[f++]) {
-        hid_t text = run_text_type(width[f]);
-        H5Tinsert(type, names[f], offset, text);
-        H5Tclose(text);
-    }
-    herr_t result =
-        run_put_dataset(file, "/routes", type, 1, &(hsize_t){args->n_routes}, args->n_routes ? memory : NULL);
-    H5Tclose(type);
-    memory_free(memory);
-    return result < 0 ? h5_fail(STATUS_DEVICE, "write", args->path) : STATUS_OK;
-}
-
 status_t run_header_write(hid_t file, const run_file_args_t *args) {
     herr_t result = put_attributes(file, args);
     if (result >= 0) result = put_groups(file);
@@ -108,6 +73,6 @@ status_t run_header_write(hid_t file, const run_file_args_t *args) {
         result = run_put_dataset(file, "/tokens/prompt", H5T_NATIVE_INT32, 1, &(hsize_t){args->n_prompt}, args->prompt);
     if (result >= 0 && args->prompt_text)
         result = run_put_text(file, "/text/prompt", args->prompt_text, strlen(args->prompt_text));
-    if (result < 0) return h5_fail(STATUS_DEVICE, "write", args->path);
-    return put_routes(file, args);
+    if (result >= 0) result = run_put_routes(file, args->routes, args->n_routes);
+    return result < 0 ? h5_fail(STATUS_DEVICE, "write", args->path) : STATUS_OK;
 }

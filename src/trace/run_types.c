@@ -1,6 +1,9 @@
 #include "trace/run_types.h"
 
 #include <stddef.h>
+#include <string.h>
+
+#include "base/memory.h"
 
 static const char *const memory_names[RUN_N_MEMORY] = {
     "weights", "kv_cache", "state", "workspace", "cuda_graph", "pinned_host", "peak_device", "peak_host_rss",
@@ -65,5 +68,38 @@ herr_t run_put_text(hid_t file, const char *name, const char *text, size_t bytes
     hid_t type = run_text_type(bytes);
     herr_t result = run_put_dataset(file, name, type, 0, NULL, bytes ? text : "");
     H5Tclose(type);
+    return result;
+}
+
+herr_t run_put_routes(hid_t file, const run_route_t *routes, size_t n_routes) {
+    enum { N_FIELDS = 3 };
+    static const char *const names[N_FIELDS] = {"name", "chosen", "reason"};
+    size_t width[N_FIELDS] = {1, 1, 1}, row_bytes = 0;
+    for (size_t i = 0; i < n_routes; i++) {
+        const char *const texts[N_FIELDS] = {routes[i].name, routes[i].chosen, routes[i].reason};
+        for (int f = 0; f < N_FIELDS; f++)
+            if (strlen(texts[f]) > width[f]) width[f] = strlen(texts[f]);
+    }
+    for (int f = 0; f < N_FIELDS; f++)
+        row_bytes += width[f];
+
+    void *memory;
+    if (memory_alloc(MEMORY_OTHER, n_routes, row_bytes, &memory) != STATUS_OK) return -1;
+    char *next = memory;
+    for (size_t i = 0; i < n_routes; i++) {
+        const char *const texts[N_FIELDS] = {routes[i].name, routes[i].chosen, routes[i].reason};
+        for (int f = 0; f < N_FIELDS; next += width[f++])
+            memcpy(next, texts[f], strlen(texts[f]));
+    }
+    hid_t type = H5Tcreate(H5T_COMPOUND, row_bytes);
+    size_t offset = 0;
+    for (int f = 0; f < N_FIELDS; offset += width[f++]) {
+        hid_t text = run_text_type(width[f]);
+        H5Tinsert(type, names[f], offset, text);
+        H5Tclose(text);
+    }
+    herr_t result = run_put_dataset(file, "/routes", type, 1, &(hsize_t){n_routes}, n_routes ? memory : NULL);
+    H5Tclose(type);
+    memory_free(memory);
     return result;
 }

@@ -42,6 +42,8 @@ const char *run_memory_name(int index);
 /* Creates a dataset that is written once; n_dims 0 is a scalar. `data` may be NULL if there are no items. Negative on
  * failure. */
 herr_t run_put_dataset(hid_t file, const char *name, hid_t type, int n_dims, const hsize_t *dims, const void *data);
+/* /routes: a table of three texts, each as wide as its longest. Negative on failure. */
+herr_t run_put_routes(hid_t file, const run_route_t *routes, size_t n_routes);
 herr_t run_put_text(hid_t file, const char *name, const char *text, size_t bytes);
 
 #ifdef __cplusplus

@@ -55,6 +55,19 @@ static run_file_t *create(const char *path, int64_t max_new) {
     return file;
 }
 
+/* Ends the run with routes other than those it began with. */
+static status_t finish(run_file_t *file, const char *text, size_t text_bytes, const run_memory_t *memory,
+                       const char *stop_reason) {
+    static const run_route_t routes[] = {{"fused_gr", "on", "3 launches"},
+                                         {"push_allreduce", "off", "one host has no peer access"}};
+    return run_file_finish(file, &(run_end_t){.text = text,
+                                              .text_bytes = text_bytes,
+                                              .memory = memory,
+                                              .stop_reason = stop_reason,
+                                              .routes = routes,
+                                              .n_routes = text ? 2 : 0});
+}
+
 static status_t append(run_file_t *file, int64_t first, int64_t n) {
     for (int64_t i = first; i < first + n; i++) {
         steps_row_t row;
@@ -112,7 +125,7 @@ static void test_whole_run(void **state) {
     assert_int_equal(run_file_append_ops(file, 3, 1, ops, 2), STATUS_OK);
     const run_memory_t memory[STEPS_N_RANKS] = {{.weights = 11, .peak_host_rss = 18}, {.kv_cache = 22}};
     static const char text[] = "\xe6\xb0\xb4 a\0b";
-    assert_int_equal(run_file_finish(file, text, sizeof text - 1, memory, "length"), STATUS_OK);
+    assert_int_equal(finish(file, text, sizeof text - 1, memory, "length"), STATUS_OK);
 
     assert_true(run_file_is_complete(fixture->path));
     run_record_t *record = load(fixture->path);
@@ -133,6 +146,7 @@ static void test_whole_run(void **state) {
     assert_int_equal(record->memory[1].kv_cache, 22);
     assert_int_equal(record->n_routes, 2);
     assert_string_equal(record->routes[0].name, "fused_gr");
+    assert_string_equal(record->routes[0].reason, "3 launches");
     assert_string_equal(record->routes[1].chosen, "off");
     assert_string_equal(record->routes[1].reason, "one host has no peer access");
     assert_int_equal(record->n_ops, 2);
@@ -157,7 +171,7 @@ static void test_bare_run(void **state) {
     run_file_t *file;
     assert_int_equal(run_file_create(&args, &file), STATUS_OK);
     const run_memory_t memory[STEPS_N_RANKS] = {{0}};
-    assert_int_equal(run_file_finish(file, NULL, 0, memory, "signal"), STATUS_OK);
+    assert_int_equal(finish(file, NULL, 0, memory, "signal"), STATUS_OK);
     run_record_t *record = load(fixture->path);
     assert_int_equal(record->n_steps, 0);
     assert_null(record->prompt_text);
@@ -357,7 +371,7 @@ static void test_flipped_bytes(void **state) {
     run_file_t *file = create(fixture->path, 4);
     assert_int_equal(append(file, 0, 4), STATUS_OK);
     const run_memory_t memory[STEPS_N_RANKS] = {{0}};
-    assert_int_equal(run_file_finish(file, "x", 1, memory, "length"), STATUS_OK);
+    assert_int_equal(finish(file, "x", 1, memory, "length"), STATUS_OK);
     struct stat info;
     assert_int_equal(stat(fixture->path, &info), 0);
     FILE *stream = fopen(fixture->path, "r+b");

@@ -1,0 +1,44 @@
+#ifndef GALVANI_KERNELS_DEVICE_LAUNCH_CUH
+#define GALVANI_KERNELS_DEVICE_LAUNCH_CUH
+
+/* Programmatic dependent launch: the blocks of a kernel may start while those of the kernel before still run, so that
+ * the launch itself and what needs nothing of that kernel (weights) are out of the way when it ends.
+ *
+ * A kernel started by launch_kernel must have every thread call previous_wait before it touches memory that an earlier
+ * kernel of the stream wrote or reads. previous_wait returns when the kernel before is complete and its writes are
+ * visible; as that kernel waited for the one before it in the same way, all earlier ones are complete too. */
+
+#include "device/route.h"
+
+static __device__ __forceinline__ void previous_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The next kernel's blocks may start where this one leaves room, once every block has called this or ended. */
+static __device__ __forceinline__ void next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Launches in the queue's stream; queue_check_launch tells whether it was taken. `args` are converted to the kernel's
+ * parameters. */
+template <typename... parameters_t, typename... args_t>
+static void launch_kernel(const device_queue_t *queue, void (*kernel)(parameters_t...), dim3 grid, dim3 block,
+                          size_t shared_bytes, const args_t &...args) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = queue->stream;
+    config.attrs = &attribute;
+    config.numAttrs = route_take(queue, ROUTE_PDL, queue->pdl_refusal) ? 1 : 0;
+    cudaLaunchKernelEx(&config, kernel, parameters_t(args)...);
+}
+
+#endif

@@ -1,0 +1,20 @@
+#include "device/route.h"
+
+#include <stddef.h>
+
+static const char *const names[N_KERNEL_ROUTES] = {
+    [ROUTE_PDL] = "pdl",
+};
+
+const char *kernel_route_name(kernel_route_t route) { return names[route]; }
+
+bool route_take(const device_queue_t *queue, kernel_route_t route, const char *refusal) {
+    route_state_t *state = &queue->routes[route];
+    if (!state->wanted) return false;
+    if (refusal) {
+        if (!state->refusal) state->refusal = refusal;
+        return false;
+    }
+    state->n_launches++;
+    return true;
+}

@@ -1,0 +1,38 @@
+#ifndef GALVANI_KERNELS_DEVICE_ROUTE_H
+#define GALVANI_KERNELS_DEVICE_ROUTE_H
+
+/* Fast paths of the CUDA kernels. A launcher that has one asks route_take, and takes its general form unless the
+ * answer is yes. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "device/queue.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum kernel_route {
+    ROUTE_PDL, /* programmatic dependent launch (device/launch.cuh) */
+    N_KERNEL_ROUTES
+} kernel_route_t;
+
+typedef struct route_state {
+    bool wanted;         /* not switched off */
+    const char *refusal; /* why the first call that could not take it did not; NULL: none was refused */
+    int64_t n_launches;  /* calls that took it; a recorded step counts when it is recorded, not when it is replayed */
+} route_state_t;
+
+/* As --route and a run file's /routes have it. */
+const char *kernel_route_name(kernel_route_t route);
+
+/* Whether this call takes the route: it is wanted and `refusal`, a string constant that says why shape, type, alignment
+ * or device are not those that it was proven on, is NULL. Counts the call. A form that is for one token is not asked
+ * for at more: prefill must not look like a refusal. */
+bool route_take(const device_queue_t *queue, kernel_route_t route, const char *refusal);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
