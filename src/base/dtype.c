@@ -6,8 +6,9 @@ static const struct {
     const char *name;
     size_t bytes;
 } dtypes[DTYPE_N] = {
-    [DTYPE_F32] = {"F32", 4}, [DTYPE_BF16] = {"BF16", 2}, [DTYPE_F16] = {"F16", 2}, [DTYPE_F8_E4M3] = {"F8_E4M3", 1},
-    [DTYPE_U8] = {"U8", 1},   [DTYPE_I32] = {"I32", 4},   [DTYPE_I64] = {"I64", 8},
+    [DTYPE_F32] = {"F32", 4},         [DTYPE_BF16] = {"BF16", 2}, [DTYPE_F16] = {"F16", 2},
+    [DTYPE_F8_E4M3] = {"F8_E4M3", 1}, [DTYPE_U8] = {"U8", 1},     [DTYPE_I32] = {"I32", 4},
+    [DTYPE_I64] = {"I64", 8},         [DTYPE_Q8] = {"Q8", 1},     [DTYPE_QPN8] = {"QPN8", 1},
 };
 
 size_t dtype_bytes(dtype_t dtype) { return dtypes[dtype].bytes; }
@@ -16,9 +17,9 @@ const char *dtype_name(dtype_t dtype) { return dtypes[dtype].name; }
 
 dtype_t dtype_from_name(const char *name) {
     int i = 0;
-    while (i < DTYPE_N && strcmp(dtypes[i].name, name) != 0)
+    while (i < DTYPE_Q8 && strcmp(dtypes[i].name, name) != 0)
         i++;
-    return (dtype_t)i;
+    return i < DTYPE_Q8 ? (dtype_t)i : DTYPE_N;
 }
 
 const float e2m1_values[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, 0, -0.5f, -1, -1.5f, -2, -3, -4, -6};

@@ -17,16 +17,18 @@ typedef enum dtype {
     DTYPE_U8,
     DTYPE_I32,
     DTYPE_I64,
+    DTYPE_Q8,   /* made at load only (linear/dense8.h): INT8 codes, a scale for each 64 of a row */
+    DTYPE_QPN8, /* made at load only: E4M3 codes, a scale for each row */
     DTYPE_N
 } dtype_t;
 
-/* Bytes of one item. */
+/* Bytes of one item; of one code, where there are scales. */
 size_t dtype_bytes(dtype_t dtype);
 
-/* Name as safetensors spells it: "F32", "BF16", "F16", "F8_E4M3", "U8", "I32", "I64". */
+/* Name as safetensors spells it: "F32", "BF16", "F16", "F8_E4M3", "U8", "I32", "I64"; and "Q8", "QPN8". */
 const char *dtype_name(dtype_t dtype);
 
-/* Inverse of dtype_name; DTYPE_N for a name that is not in the list. */
+/* Inverse of dtype_name for what files may hold, so neither Q8 nor QPN8; DTYPE_N for another name. */
 dtype_t dtype_from_name(const char *name);
 
 /* Value of each E4M3FN code (0x7F and 0xFF are NaN) and of each E2M1 (FP4) code; OCP MX v1.0, section 5.3. */

@@ -106,8 +106,10 @@ static void bf16_is_the_upper_half(void **state) {
 
 static void names_are_those_of_safetensors(void **state) {
     (void)state;
-    for (int i = 0; i < DTYPE_N; i++)
+    for (int i = 0; i < DTYPE_Q8; i++)
         assert_int_equal(dtype_from_name(dtype_name((dtype_t)i)), i);
+    for (int i = DTYPE_Q8; i < DTYPE_N; i++) /* no file may hold them */
+        assert_int_equal(dtype_from_name(dtype_name((dtype_t)i)), DTYPE_N);
     assert_int_equal(dtype_from_name("F64"), DTYPE_N);
     assert_int_equal(dtype_bytes(DTYPE_F8_E4M3), 1);
     assert_int_equal(dtype_bytes(DTYPE_I64), 8);
