@@ -77,6 +77,7 @@ typedef struct backend_ops {
      * the same pointers. NULL where the backend cannot. Only ops and all_reduce may be recorded. */
     status_t (*record_begin)(backend_t *backend);
     status_t (*record_end)(backend_t *backend, void **recording);
+    size_t (*record_n_launches)(const void *recording); /* kernels that a replay launches */
     status_t (*replay)(backend_t *backend, void *recording);
     void (*record_free)(backend_t *backend, void *recording); /* NULL is allowed */
 

@@ -238,7 +238,26 @@ static status_t cuda_record_begin(backend_t *backend) {
 typedef struct cuda_recording {
     cudaGraphExec_t executable;
     size_t bytes; /* of device memory that it took */
+    size_t n_launches;
 } cuda_recording_t;
+
+/* Kernel nodes of a graph. */
+static status_t count_launches(cudaGraph_t graph, size_t *n_launches) {
+    size_t n_nodes = 0, n = 0;
+    void *memory;
+    TRY(check_cuda(cudaGraphGetNodes(graph, NULL, &n_nodes), "counting a recorded step's launches"));
+    TRY(memory_alloc(MEMORY_OTHER, n_nodes, sizeof(cudaGraphNode_t), &memory));
+    cudaGraphNode_t *nodes = memory;
+    cudaError_t error = cudaGraphGetNodes(graph, nodes, &n_nodes);
+    for (size_t i = 0; i < n_nodes && error == cudaSuccess; i++) {
+        enum cudaGraphNodeType type;
+        error = cudaGraphNodeGetType(nodes[i], &type);
+        n += error == cudaSuccess && type == cudaGraphNodeTypeKernel;
+    }
+    memory_free(memory);
+    *n_launches = n;
+    return check_cuda(error, "counting a recorded step's launches");
+}
 
 static status_t cuda_record_end(backend_t *backend, void **recording) {
     state_of(backend)->is_recording = false;
@@ -252,6 +271,12 @@ static status_t cuda_record_end(backend_t *backend, void **recording) {
         return status;
     }
     cuda_recording_t *created = memory;
+    status = count_launches(graph, &created->n_launches);
+    if (status != STATUS_OK) {
+        cudaGraphDestroy(graph);
+        memory_free(created);
+        return status;
+    }
     cudaMemGetInfo(&free_before, &total);
     cudaError_t error = cudaGraphInstantiateWithFlags(&created->executable, graph, 0);
     cudaMemGetInfo(&free_after, &total);
@@ -265,6 +290,10 @@ static status_t cuda_record_end(backend_t *backend, void **recording) {
     note_memory();
     *recording = created;
     return STATUS_OK;
+}
+
+static size_t cuda_record_n_launches(const void *recording) {
+    return ((const cuda_recording_t *)recording)->n_launches;
 }
 
 static status_t cuda_replay(backend_t *backend, void *recording) {
@@ -350,6 +379,7 @@ static const backend_ops_t cuda_ops = {
     .loaded = cuda_loaded,
     .record_begin = cuda_record_begin,
     .record_end = cuda_record_end,
+    .record_n_launches = cuda_record_n_launches,
     .replay = cuda_replay,
     .record_free = cuda_record_free,
     .mark = cuda_mark,

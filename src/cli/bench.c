@@ -136,6 +136,7 @@ static status_t run_once(bench_t *bench, size_t index, bool is_control) {
     bench_rank_t *ranks = bench->ranks ? bench->ranks + index * (size_t)comm_tp_size(bench->comm) : NULL;
     comm_gather(bench->comm, &mine, sizeof mine, ranks);
     repeat->is_control = is_control;
+    repeat->n_launches = (double)engine_n_launches(bench->engine);
     repeat->ranks = ranks;
     fill_repeat(bench, &result, repeat);
     if (is_rank0(bench) && !options->quiet)
@@ -144,10 +145,11 @@ static status_t run_once(bench_t *bench, size_t index, bool is_control) {
     return STATUS_OK;
 }
 
-/* Candidate and control take turns, so that what changes over time touches both alike. */
+/* Control and candidate take turns, so that what changes over time touches both alike. The candidate comes last: what
+ * is asked of the engine afterwards is told of it. */
 static status_t run_all(bench_t *bench) {
     for (size_t i = 0; i < bench->n_repeats; i++)
-        TRY(run_once(bench, i, bench->options.n_control_routes && i % 2 == 1));
+        TRY(run_once(bench, i, bench->options.n_control_routes && i % 2 == 0));
     run_memory_t mine = recorder_memory();
     comm_gather(bench->comm, &mine, sizeof mine, bench->memory);
     return STATUS_OK;
@@ -156,6 +158,7 @@ static status_t run_all(bench_t *bench) {
 static status_t report(const bench_t *bench) {
     const options_t *options = &bench->options;
     json_t *options_json = options_to_json(COMMAND_BENCH, options);
+    run_route_t routes[RECORDER_MAX_ROUTES];
     const bench_report_t figures = {.model = options->model,
                                     .model_digest = engine_get_info(bench->engine).model_digest,
                                     .backend = bench->backend->ops->name,
@@ -168,7 +171,9 @@ static status_t report(const bench_t *bench) {
                                     .warmup = options->warmup,
                                     .repeats = bench->repeats,
                                     .n_repeats = bench->n_repeats,
-                                    .memory = bench->memory};
+                                    .memory = bench->memory,
+                                    .routes = routes,
+                                    .n_routes = recorder_routes(bench->engine, routes)};
     bench_report_print(&figures, stdout);
     fflush(stdout);
     bool failed = false;

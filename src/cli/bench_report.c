@@ -20,6 +20,7 @@ static const struct figure {
     {"tokens_per_s", "tokens/s", offsetof(bench_repeat_t, token_rate)},
     {"p50_ms", "p50 ms", offsetof(bench_repeat_t, p50_ms)},
     {"p99_ms", "p99 ms", offsetof(bench_repeat_t, p99_ms)},
+    {"launches", "launches", offsetof(bench_repeat_t, n_launches)},
 };
 enum { N_FIGURES = sizeof figures / sizeof *figures, MAX_RANK_COLUMNS = 8 };
 
@@ -160,6 +161,12 @@ static void print_groups(const bench_report_t *report, FILE *stream) {
     }
 }
 
+static void print_routes(const bench_report_t *report, FILE *stream) {
+    fprintf(stream, "\nroutes%s\n", report->control ? " (candidate)" : "");
+    for (size_t i = 0; i < report->n_routes; i++)
+        fprintf(stream, "%-14s %-3s %s\n", report->routes[i].name, report->routes[i].chosen, report->routes[i].reason);
+}
+
 static int64_t memory_value(const run_memory_t *memory, int index) {
     int64_t value;
     memcpy(&value, (const char *)memory + (size_t)index * sizeof value, sizeof value);
@@ -199,6 +206,7 @@ void bench_report_print(const bench_report_t *report, FILE *stream) {
     if (report->control)
         fprintf(stream, "the control gave %s tokens\n", tokens_agree(report, true) ? "the same" : "other");
     print_groups(report, stream);
+    print_routes(report, stream);
     print_memory(report, stream);
 }
 
@@ -246,17 +254,26 @@ static json_t *json_memory(const bench_report_t *report) {
     return list;
 }
 
+static json_t *json_routes(const bench_report_t *report) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < report->n_routes; i++)
+        json_array_append_new(list, json_pack("{s:s, s:s, s:s}", "name", report->routes[i].name, "chosen",
+                                              report->routes[i].chosen, "reason", report->routes[i].reason));
+    return list;
+}
+
 json_t *bench_report_json(const bench_report_t *report) {
     char host[PROVENANCE_TEXT_BYTES], now[32];
     provenance_host(host);
     clock_utc_text(now, sizeof now);
     json_t *root = json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:O, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:b, s:o, s:o, s:o}", "format",
+        "{s:s, s:s, s:s, s:s, s:s, s:O, s:s, s:s, s:s, s:i, s:I, s:I, s:I, s:b, s:o, s:o, s:o, s:o}", "format",
         "galvani-bench", "model", report->model, "model_digest", report->model_digest, "backend", report->backend,
         "command_line", report->command_line, "options", report->options, "git_commit", provenance_commit(), "host",
         host, "time", now, "n_ranks", report->n_ranks, "prompt_len", (json_int_t)report->prompt_len, "max_new",
         (json_int_t)report->max_new, "warmup", (json_int_t)report->warmup, "tokens_agree", tokens_agree(report, false),
-        "repeats", json_repeats(report), "candidate", json_variant(report, false), "memory", json_memory(report));
+        "repeats", json_repeats(report), "candidate", json_variant(report, false), "memory", json_memory(report),
+        "routes", json_routes(report));
     if (root && report->control) {
         json_object_set_new(root, "control_routes", json_string(report->control));
         json_object_set_new(root, "control", json_variant(report, true));

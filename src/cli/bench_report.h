@@ -27,6 +27,7 @@ typedef struct bench_repeat {
     double ms_per_token;   /* steady decode, as all of the below */
     double token_rate;     /* tokens a second */
     double p50_ms, p99_ms; /* of a token */
+    double n_launches;     /* kernels that a recorded decode step launches; 0 if none was recorded */
     char token_hash[HASH_SHA256_TEXT_BYTES];
     bench_rank_t *ranks; /* [n_ranks] */
 } bench_repeat_t;
@@ -41,6 +42,8 @@ typedef struct bench_report {
     const bench_repeat_t *repeats; /* [n_repeats], in the order in which they ran */
     size_t n_repeats;
     const run_memory_t *memory; /* [n_ranks] */
+    const run_route_t *routes;  /* [n_routes], as the last pass of the candidate took them */
+    size_t n_routes;
 } bench_report_t;
 
 void bench_report_print(const bench_report_t *report, FILE *stream);

@@ -438,6 +438,8 @@ engine_info_t engine_get_info(const engine_t *engine) {
     };
 }
 
+size_t engine_n_launches(const engine_t *engine) { return engine->record ? step_n_launches(engine->step) : 0; }
+
 int64_t engine_position(const engine_t *engine) { return engine->sequence->pos; }
 
 op_trace_t *engine_trace(engine_t *engine) { return engine->trace; }

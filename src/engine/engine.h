@@ -77,6 +77,9 @@ typedef struct engine_info {
 } engine_info_t;
 engine_info_t engine_get_info(const engine_t *engine);
 
+/* Kernels that a decode step launches, where it was recorded and replayed; else 0. */
+size_t engine_n_launches(const engine_t *engine);
+
 /* Tokens of the sequence so far. */
 int64_t engine_position(const engine_t *engine);
 

@@ -241,6 +241,11 @@ void step_destroy(step_t *step) {
 
 void step_set_record(step_t *step, bool record) { step->args.record = record; }
 
+size_t step_n_launches(const step_t *step) {
+    const recording_t *recording = step->plain.work ? &step->plain : &step->detailed;
+    return recording->work ? step->args.backend->ops->record_n_launches(recording->work) : 0;
+}
+
 void step_forget_recordings(step_t *step) {
     free_recording(step->args.backend, &step->plain);
     free_recording(step->args.backend, &step->detailed);

@@ -39,6 +39,9 @@ status_t step_run(step_t *step, const weights_t *weights, sequence_t *sequence, 
 /* Whether decode steps are recorded from here on, where the backend can. */
 void step_set_record(step_t *step, bool record);
 
+/* Kernels that the recorded decode step launches; 0 while there is none. */
+size_t step_n_launches(const step_t *step);
+
 /* What was recorded no longer holds: the next decode steps are recorded anew. */
 void step_forget_recordings(step_t *step);
 

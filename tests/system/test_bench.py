@@ -45,7 +45,9 @@ def test_figures_agree_with_the_run_file(tmp_path, ranks):
         memory = run["/memory"][:]
         assert len(run["/tokens/prompt"]) == 70 and len(generated) == 24
         assert run.attrs["token_hash"] == repeats[-1]["token_hash"] == hashlib.sha256(generated.tobytes()).hexdigest()
-        assert list(run["/routes"]["name"]) in (["cuda_graph"], [b"cuda_graph"])
+        routes = [{name: row[name].decode() for name in ("name", "chosen", "reason")} for row in run["/routes"][:]]
+        assert routes == figures["routes"] and routes[0]["name"] == "cuda_graph"
+        assert figures["backend"] == "cuda" or all(route["chosen"] == "off" and route["reason"] for route in routes)
     # The run file is the last pass; tokens 9 to 24 are steady.
     assert repeats[-1]["ttft_ms"] == pytest.approx(wall_ms[0])
     assert repeats[-1]["ms_per_token"] == pytest.approx(wall_ms[8:].mean())
@@ -80,11 +82,11 @@ def test_real_weights(nano_shards, tmp_path):
 def test_control_takes_turns(tmp_path):
     out = tmp_path / "run.h5"
     figures, done = bench(1, tmp_path, "--repeats", 2, "--control", "cuda_graph=off", "--out", out)
-    assert [repeat["variant"] for repeat in figures["repeats"]] == ["candidate", "control"] * 2
+    assert [repeat["variant"] for repeat in figures["repeats"]] == ["control", "candidate"] * 2
     assert figures["control_routes"] == "cuda_graph=off" and figures["control_tokens_agree"]
     assert "difference" in done.stdout and "the control gave the same tokens" in done.stdout
     with h5py.File(out) as run:
-        assert run.attrs["token_hash"] == figures["repeats"][2]["token_hash"]
+        assert run.attrs["token_hash"] == figures["repeats"][3]["token_hash"]
 
 
 def test_plan():
