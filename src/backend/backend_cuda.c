@@ -4,12 +4,14 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend/all_reduce_cuda.h"
 #include "backend/check_cuda.h"
 #include "backend/cuda_sizes.h"
 #include "backend/gemm_cuda.h"
 #include "backend/nccl_cuda.h"
+#include "base/heartbeat.h"
 #include "base/log.h"
 #include "device/convert.h"
 #include "device/route.h"
@@ -34,6 +36,7 @@ typedef struct cuda_state {
     device_queue_t queue;
     route_state_t routes[N_KERNEL_ROUTES];
     int device;
+    size_t n_sharing; /* ranks of this host on this rank's device, itself included */
     char device_name[256];
     char *devices; /* [ranks, DEVICE_TEXT_BYTES] on rank 0: what facts.devices points to */
     char driver[32], cuda[32];
@@ -53,9 +56,11 @@ static bool is_pinned(memory_label_t label) { return label == MEMORY_PLE_TABLE; 
 
 static double gib(size_t bytes) { return (double)bytes / (1024.0 * 1024.0 * 1024.0); }
 
-/* How many of `n_local` ranks of this host share this rank's device. */
+/* How many of `n_local` ranks of this host share this rank's device: of those that run it is known, others would be
+ * dealt out in turn. */
 static size_t n_sharing(const backend_t *backend, int n_local) {
     int n_devices = 1;
+    if (n_local == comm_local_size(backend->comm)) return state_of(backend)->n_sharing;
     cudaGetDeviceCount(&n_devices);
     size_t n = 0;
     for (int rank = 0; rank < n_local; rank++) {
@@ -152,9 +157,17 @@ static void *cuda_host_address(backend_t *backend, void *pointer) {
     return NULL;
 }
 
+/* Around calls that return when the queued work is done, sums over ranks among it. */
+static void set_on_device(const cuda_state_t *state, bool is_on_device) {
+    if (state->all_reduce) heartbeat_set_on_device(is_on_device);
+}
+
 static status_t cuda_synchronize(backend_t *backend) {
     const cuda_state_t *state = state_of(backend);
-    TRY(check_cuda(cudaStreamSynchronize(state->queue.stream), "the work on the device"));
+    set_on_device(state, true);
+    cudaError_t error = cudaStreamSynchronize(state->queue.stream);
+    set_on_device(state, false);
+    TRY(check_cuda(error, "the work on the device"));
     return state->all_reduce ? all_reduce_check(state->all_reduce) : STATUS_OK;
 }
 
@@ -176,8 +189,11 @@ static status_t cuda_upload(backend_t *backend, void *destination, const void *h
 }
 
 static status_t cuda_download(backend_t *backend, void *host, const void *source, size_t bytes) {
-    cudaStream_t stream = state_of(backend)->queue.stream;
-    TRY(check_cuda(cudaMemcpyAsync(host, source, bytes, cudaMemcpyDeviceToHost, stream), "a copy from the device"));
+    const cuda_state_t *state = state_of(backend);
+    set_on_device(state, true); /* the copy itself waits where `host` is not pinned */
+    cudaError_t error = cudaMemcpyAsync(host, source, bytes, cudaMemcpyDeviceToHost, state->queue.stream);
+    set_on_device(state, false);
+    TRY(check_cuda(error, "a copy from the device"));
     return cuda_synchronize(backend);
 }
 
@@ -453,6 +469,26 @@ static void describe_peers(int device, char *text, size_t text_bytes) {
         snprintf(text, text_bytes, "reaches %d of %d peers, %d by NVLink", n_peers, n_devices - 1, n_nvlink);
 }
 
+/* Collective. A device is known by host and bus: CUDA_VISIBLE_DEVICES may give each rank another list of them. */
+static status_t count_sharing(backend_t *backend) {
+    struct {
+        char bus[32], host[224];
+    } own, *all;
+    cuda_state_t *state = state_of(backend);
+    size_t n_ranks = (size_t)comm_tp_size(backend->comm);
+    void *memory;
+    memset(&own, 0, sizeof own);
+    cudaDeviceGetPCIBusId(own.bus, sizeof own.bus, state->device);
+    gethostname(own.host, sizeof own.host - 1);
+    TRY(comm_agree(backend->comm, memory_alloc(MEMORY_OTHER, n_ranks, sizeof own, &memory)));
+    all = memory;
+    comm_all_gather(backend->comm, &own, sizeof own, all);
+    for (size_t rank = 0; rank < n_ranks; rank++)
+        state->n_sharing += memcmp(&all[rank], &own, sizeof own) == 0;
+    memory_free(memory);
+    return STATUS_OK;
+}
+
 /* Collective: fills the facts, and says on rank 0 which devices are used. */
 static status_t gather_facts(backend_t *backend) {
     cuda_state_t *state = state_of(backend);
@@ -538,6 +574,7 @@ status_t backend_cuda_create(const backend_args_t *backend_args, backend_t **bac
     *created = (backend_t){.ops = &cuda_ops, .comm = comm};
     TRY_GOTO(memory_alloc(MEMORY_OTHER, 1, sizeof(cuda_state_t), &created->state), failed);
     TRY_GOTO(comm_agree(comm, open_device(created)), failed);
+    TRY_GOTO(count_sharing(created), failed);
     TRY_GOTO(gather_facts(created), failed);
     cuda_state_t *state = state_of(created);
     all_reduce_route_t route = ALL_REDUCE_AUTO;

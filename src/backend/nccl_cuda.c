@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/heartbeat.h"
 #include "base/memory.h"
 
 #define INIT_LIMIT_NS 60000000000
@@ -32,13 +33,16 @@ const char *nccl_version(void) {
 static status_t wait_for(ncclComm_t comm, const char *what) {
     int64_t limit_ns = clock_now_ns() + INIT_LIMIT_NS;
     ncclResult_t result = ncclInProgress;
-    while (result == ncclInProgress) {
-        if (ncclCommGetAsyncError(comm, &result) != ncclSuccess) break;
-        if (clock_now_ns() > limit_ns)
-            return status_fail(STATUS_DEVICE, "NCCL: %s is not done after 60 s; NCCL_DEBUG=INFO tells more", what);
+    heartbeat_set_waiting(true);
+    while (result == ncclInProgress && clock_now_ns() <= limit_ns) {
+        ncclResult_t asked = ncclCommGetAsyncError(comm, &result);
+        if (asked != ncclSuccess) result = asked;
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
+    heartbeat_set_waiting(false);
     if (result == ncclSuccess) return STATUS_OK;
+    if (result == ncclInProgress)
+        return status_fail(STATUS_DEVICE, "NCCL: %s is not done after 60 s; NCCL_DEBUG=INFO tells more", what);
     return status_fail(STATUS_DEVICE, "NCCL: %s failed: %s", what, ncclGetErrorString(result));
 }
 

@@ -18,8 +18,14 @@ void heartbeat_set_waiting(bool is_waiting) {
     heartbeat();
 }
 
+void heartbeat_set_on_device(bool is_on_device) {
+    __atomic_store_n(&own->is_on_device, is_on_device, __ATOMIC_RELAXED);
+    heartbeat();
+}
+
 heartbeat_t heartbeat_read(const heartbeat_t *place) {
     return (heartbeat_t){.n_beats = __atomic_load_n(&place->n_beats, __ATOMIC_RELAXED),
                          .is_busy = __atomic_load_n(&place->is_busy, __ATOMIC_RELAXED),
-                         .is_waiting = __atomic_load_n(&place->is_waiting, __ATOMIC_RELAXED)};
+                         .is_waiting = __atomic_load_n(&place->is_waiting, __ATOMIC_RELAXED),
+                         .is_on_device = __atomic_load_n(&place->is_on_device, __ATOMIC_RELAXED)};
 }

@@ -8,7 +8,8 @@ extern "C" {
 #endif
 
 /* From here on SIGINT, SIGTERM, SIGUSR1 (which mpirun passes on) and SIGXCPU (a batch system's time limit) ask the
- * program to end after the work in hand instead of killing it; a second SIGINT kills. */
+ * program to end after the work in hand instead of killing it; a second SIGINT kills. SIGXFSZ (a limit on file sizes)
+ * no longer kills: the write that met the limit fails. */
 void interrupt_install(void);
 
 /* The first signal is then acknowledged on stderr as it comes. For one rank of several. */

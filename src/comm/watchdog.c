@@ -19,9 +19,9 @@
 /* The watcher looks once a second. */
 static const int64_t tick_ns = 1000000000;
 
-/* A rank that waits for a stopped one inside a device call is busy and silent too. It gets that much longer, so that
- * the stopped one is named. */
-enum { SILENCE_MORE_S = 5 };
+/* Of several silent ranks the one to blame is named: a stopped one at the limit, one that is busy in itself that much
+ * later, and one that waits for a device, which may wait for either, later again. */
+enum { SILENCE_MORE_S = 5, DEVICE_MORE_S = 5 };
 
 /* How long MPI may take to connect the ranks. All wait for each other then, so the higher ones let the lowest speak. */
 enum { CONNECT_LIMIT_S = 60 };
@@ -42,7 +42,7 @@ static board_t *board; /* NULL without a watcher */
 /* What the watcher knows of its child. */
 typedef struct watch {
     pid_t child;
-    bool is_stopped, is_asked_to_end;
+    bool is_stopped, is_on_device, is_asked_to_end;
     uint64_t n_beats; /* at the last tick */
     int quiet_s;      /* seconds without a sign of life where there should be one */
     int waiting_s;    /* seconds that the child, which was asked to end, has waited for another rank within a step */
@@ -100,6 +100,7 @@ static void count_second(watch_t *watch) {
     bool should_beat = watch->is_stopped || !load(&board->is_connected) || (now.is_busy && !now.is_waiting);
     bool waits_at_end = watch->is_asked_to_end && now.is_busy && now.is_waiting;
     watch->n_beats = now.n_beats;
+    watch->is_on_device = now.is_on_device;
     watch->quiet_s = is_silent && should_beat ? watch->quiet_s + 1 : 0;
     watch->waiting_s = is_silent && waits_at_end ? watch->waiting_s + 1 : 0;
     __atomic_store_n(&board->n_ticks, board->n_ticks + 1, __ATOMIC_RELAXED);
@@ -111,6 +112,7 @@ static bool stands_still(const watch_t *watch) {
     int limit_s = load(&board->limit_s);
     if (limit_s == 0) return false;
     if (!watch->is_stopped) limit_s = is_connected ? limit_s + SILENCE_MORE_S : CONNECT_LIMIT_S + load(&board->tp_rank);
+    if (!watch->is_stopped && watch->is_on_device) limit_s += DEVICE_MORE_S;
     return watch->quiet_s >= limit_s;
 }
 

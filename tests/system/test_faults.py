@@ -286,6 +286,17 @@ def test_disk_full_while_writing_the_run_file(nano_shards, tmp_path):
         check_file(out, [])
 
 
+def test_limit_on_file_sizes(nano_shards, tmp_path):
+    """`ulimit -f` of a shell or a batch job, which kills whoever does not expect it."""
+    out = tmp_path / "run.h5"
+    words = ("--tokens", "1,2,3", "--max-new", 3000, "--ignore-eos", "--logits", "--out", out)
+    line = command(0, "run", "--model", nano_shards(1), *words)
+    done = Job(tmp_path, ["prlimit", f"--fsize={6 << 20}", *line]).end()
+    check_end(done, DEVICE, "run.h5", "File too large", seconds=60)
+    assert len(tokens_in(out)) > 0
+    check_file(out, [])
+
+
 def test_disk_full_at_the_start(nano_shards, tmp_path):
     with small_disk(tmp_path / "disk", 8192) as disk:
         words = ("--tokens", "1,2,3", "--out", disk / "run.h5")

@@ -62,6 +62,14 @@ static void waits_in_silence(void) {
     _exit(STATUS_OK);
 }
 
+/* Longer than is_busy_and_silent may. */
+static void waits_for_its_device(void) {
+    heartbeat_set_busy(true);
+    heartbeat_set_on_device(true);
+    clock_sleep_ns(8 * second_ns);
+    _exit(STATUS_OK);
+}
+
 static void is_asked_to_end(void) {
     interrupt_install();
     kill(getppid(), SIGTERM);
@@ -112,6 +120,7 @@ static const struct watched {
     {is_busy_and_silent, STATUS_DEVICE, "has shown no sign of life"},
     {is_busy_and_beats, STATUS_OK, ""},
     {waits_in_silence, STATUS_OK, ""},
+    {waits_for_its_device, STATUS_OK, ""},
     {is_asked_to_end, STATUS_INTERRUPTED, ""},
     {cannot_end_when_asked, STATUS_DEVICE, ""},
     {takes_long_to_end, STATUS_INTERRUPTED, ""},
