@@ -36,7 +36,6 @@ struct engine {
     step_t *step;
 
     /* Of engine_sample. */
-    token_pair_t *pair;  /* in backend memory */
     float *local_logits; /* [vocab_size / T], host */
     token_pair_t *pairs; /* [T]; this and what follows on rank 0 only */
     float *logits;       /* [vocab_size] */
@@ -107,6 +106,7 @@ static step_args_t step_args(const engine_t *engine, local_shape_t local) {
                          .trace = engine->trace,
                          .max_tokens = engine->prefill_chunk,
                          .max_context = engine->max_context,
+                         .n_valid_tokens = engine->n_valid_tokens,
                          .record = engine->record};
 }
 
@@ -128,8 +128,6 @@ static status_t check_memory(const engine_t *engine, const tensor_source_t *sour
 static status_t alloc_sampling(engine_t *engine, local_shape_t local) {
     size_t vocab_size = (size_t)engine->config.vocab_size;
     void *memory;
-    TRY(engine->backend->ops->alloc(engine->backend, MEMORY_WORKSPACE, sizeof(token_pair_t), &memory));
-    engine->pair = memory;
     TRY(memory_alloc(MEMORY_WORKSPACE, (size_t)local.vocab, sizeof(float), &memory));
     engine->local_logits = memory;
     if (local.tp_rank != 0) return STATUS_OK;
@@ -211,7 +209,6 @@ void engine_destroy(engine_t *engine) {
     memory_free(engine->logits);
     memory_free(engine->pairs);
     memory_free(engine->local_logits);
-    engine->backend->ops->free(engine->backend, engine->pair);
     step_destroy(engine->step);
     sequence_destroy(engine->sequence);
     weights_destroy(engine->weights);
@@ -320,19 +317,10 @@ status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens
 
 /* Rank 0 gathers the pair of each rank. */
 static status_t gather_pairs(engine_t *engine) {
-    backend_t *backend = engine->backend;
-    const local_shape_t *local = &engine->weights->local;
-    const argmax_args_t args = {
-        .n_logits = local->vocab,
-        .first_token = local->tp_rank * local->vocab,
-        .n_valid = engine->n_valid_tokens,
-        .logits = step_logits(engine->step),
-        .pair = engine->pair,
-    };
+    const token_pair_t *chosen;
     token_pair_t pair;
-    TRY(backend->ops->argmax(backend, &args));
-    op_trace_stamp(engine->trace, OP_GROUP_SAMPLING, "argmax");
-    TRY(backend->ops->download(backend, &pair, engine->pair, sizeof pair));
+    TRY(step_argmax(engine->step, &chosen));
+    TRY(engine->backend->ops->download(engine->backend, &pair, chosen, sizeof pair));
     comm_gather(engine->comm, &pair, sizeof pair, engine->pairs);
     return STATUS_OK;
 }

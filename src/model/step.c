@@ -62,6 +62,7 @@ struct step {
     int64_t *rows;           /* [C, n_ngram_heads] */
     activation_t *e;         /* [C, ple_embed_dim] */
     float *logits;           /* [vocab_size / T] */
+    token_pair_t *pair;      /* their argmax */
     void *workspace;         /* of the op that runs */
 };
 
@@ -179,6 +180,7 @@ static void place(step_t *step, arena_t *arena) {
     step->shared_gate = arena_floats(arena, n_tokens);
     step->router_logits = arena_floats(arena, n_tokens * (config->num_experts + 1));
     step->logits = arena_floats(arena, local->vocab);
+    step->pair = arena_take(arena, 1, sizeof(token_pair_t));
     if (step->qsa.ratio) {
         step->q = arena_take(arena, n_tokens * local->attention_width, activation_bytes);
         step->gate = arena_take(arena, n_tokens * local->attention_width, activation_bytes);
@@ -559,6 +561,21 @@ static status_t run_ops(step_t *step, const weights_t *weights, sequence_t *sequ
     }
     step->layer = -1;
     return want_logits ? head(step, weights) : STATUS_OK;
+}
+
+status_t step_argmax(step_t *step, const token_pair_t **pair) {
+    const local_shape_t *local = &step->args.local;
+    const argmax_args_t args = {
+        .n_logits = local->vocab,
+        .first_token = local->tp_rank * local->vocab,
+        .n_valid = step->args.n_valid_tokens,
+        .logits = step->logits,
+        .pair = step->pair,
+    };
+    TRY(step->args.backend->ops->argmax(step->args.backend, &args));
+    op_trace_stamp(step->args.trace, OP_GROUP_SAMPLING, "argmax");
+    *pair = step->pair;
+    return STATUS_OK;
 }
 
 static status_t upload_input(step_t *step, const sequence_t *sequence, const int32_t *tokens) {

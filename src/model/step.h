@@ -19,9 +19,10 @@ typedef struct step_args {
     local_shape_t local;
     backend_t *backend;
     op_trace_t *trace;
-    int64_t max_tokens;  /* tokens of one step at most */
-    int64_t max_context; /* tokens of one sequence at most */
-    bool record;         /* record the decode step and replay it, where the backend can */
+    int64_t max_tokens;     /* tokens of one step at most */
+    int64_t max_context;    /* tokens of one sequence at most */
+    int64_t n_valid_tokens; /* ids from here on are padding and never chosen */
+    bool record;            /* record the decode step and replay it, where the backend can */
 } step_args_t;
 
 /* Adds the workspace that step_create will allocate to `needed`. */
@@ -47,6 +48,9 @@ void step_forget_recordings(step_t *step);
 
 /* This rank's logits, [vocab_size / T], in backend memory; the first is of token tp_rank * vocab_size / T. */
 const float *step_logits(const step_t *step);
+
+/* Queues this rank's argmax of those logits; `pair` (in backend memory, the step's) holds it once that is done. */
+status_t step_argmax(step_t *step, const token_pair_t **pair);
 
 /* Called after each layer with the residual streams [n_tokens, hc_count, hidden_size] in backend memory. */
 typedef void (*step_observer_t)(void *context, int64_t layer, const float *h, int64_t n_tokens);
