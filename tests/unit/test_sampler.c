@@ -10,7 +10,7 @@
 
 #include "engine/sampler.h"
 
-enum { MAX_TOKENS = 1000 };
+enum { MAX_TOKENS = 1000, MANY_TOKENS = 6000 };
 
 static int32_t scratch_order[MAX_TOKENS];
 static double scratch_cumulative[MAX_TOKENS];
@@ -184,6 +184,72 @@ static void test_top_k_is_exact_among_equals(void **state) {
     assert_in_range(counts[1], 420, 580);
 }
 
+/* SplitMix64 of a seed, then of the result and the position. */
+static uint64_t split_mix(uint64_t value) {
+    value += 0x9E3779B97F4A7C15u;
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9u;
+    value = (value ^ value >> 27) * 0x94D049BB133111EBu;
+    return value ^ value >> 31;
+}
+
+static double uniform_of(const sampler_args_t *args) {
+    return (double)(split_mix(split_mix(args->seed) ^ args->position) >> 11) * 0x1p-53;
+}
+
+/* The same by the shortest way: all tokens sorted. */
+static int32_t draw_from_sorted(const sampler_args_t *args, int64_t *place) {
+    static int32_t order[MANY_TOKENS];
+    static double cumulative[MANY_TOKENS];
+    int64_t n = args->n_logits, n_kept = 1, chosen = 0;
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++)
+        order[i] = (int32_t)i;
+    sorted_logits = args->logits;
+    qsort(order, (size_t)n, sizeof *order, compare_rank);
+    for (int64_t i = 0; i < n; i++)
+        cumulative[i] = sum += exp((args->logits[order[i]] - args->logits[order[0]]) / args->temperature);
+    while (n_kept < n && cumulative[n_kept - 1] < args->top_p * sum)
+        n_kept++;
+    while (chosen < n_kept - 1 && cumulative[chosen] <= uniform_of(args) * cumulative[n_kept - 1])
+        chosen++;
+    *place = chosen;
+    return order[chosen];
+}
+
+/* Peaked, flat and equal logits, with the draw anywhere from the first token to the far tail. */
+static void test_draw_from_all_is_that_from_the_sorted(void **state) {
+    (void)state;
+    static float logits[MANY_TOKENS];
+    static int32_t order[MANY_TOKENS];
+    static double cumulative[MANY_TOKENS];
+    static const double top_ps[] = {1.0, 0.95, 0.3}, widths[] = {0.0, 0.05, 0.5, 3.0};
+    int64_t place;
+    int n_same = 0, n_draws = 0, n_deep = 0;
+    for (size_t w = 0; w < 4; w++) {
+        uint32_t random = 7;
+        for (int i = 0; i < MANY_TOKENS; i++) {
+            random = random * 1664525u + 1013904223u;
+            logits[i] = (float)(widths[w] * log((random >> 8) + 1.0));
+        }
+        for (size_t p = 0; p < 3; p++) {
+            sampler_args_t args = draw_args(logits, MANY_TOKENS);
+            args.order = order;
+            args.cumulative = cumulative;
+            args.top_p = top_ps[p];
+            for (uint64_t i = 0; i < 12; i++) {
+                args.position = i;
+                int32_t expected = draw_from_sorted(&args, &place);
+                int32_t token = sampler_draw(&args);
+                n_same += token == expected;
+                n_draws++;
+                n_deep += place > 4096;
+            }
+        }
+    }
+    assert_int_equal(n_same, n_draws);
+    assert_true(n_deep > 20);
+}
+
 static void test_draw_depends_on_seed_and_position_alone(void **state) {
     (void)state;
     float logits[100] = {0};
@@ -225,6 +291,7 @@ int main(void) {
         cmocka_unit_test(test_top_p_cuts_the_tail),
         cmocka_unit_test(test_top_k_comes_before_top_p),
         cmocka_unit_test(test_top_k_is_exact_among_equals),
+        cmocka_unit_test(test_draw_from_all_is_that_from_the_sorted),
         cmocka_unit_test(test_draw_depends_on_seed_and_position_alone),
         cmocka_unit_test(test_logprobs),
     };
