@@ -68,6 +68,9 @@ typedef struct backend_ops {
     status_t (*download)(backend_t *backend, void *host, const void *source, size_t bytes);
     status_t (*synchronize)(backend_t *backend);
 
+    /* Within the backend's memory, in order with the ops. */
+    status_t (*copy)(backend_t *backend, void *destination, const void *source, size_t bytes);
+
     /* A weight matrix as it was stored becomes what the ops take: BF16 stays so on the CPU and is turned into FP16 on
      * CUDA, in place. `loaded` comes behind the last one and reports what FP16 could not hold. */
     status_t (*adopt_matrix)(backend_t *backend, matrix_t *matrix);
@@ -131,8 +134,9 @@ typedef struct backend_facts {
 
 struct backend {
     const backend_ops_t *ops;
-    comm_t *comm;    /* borrowed */
-    bool can_record; /* record_begin ... may be used */
+    comm_t *comm;       /* borrowed */
+    bool can_record;    /* record_begin ... may be used */
+    size_t cache_bytes; /* of the last cache before its memory */
     backend_facts_t facts;
     void *state; /* the backend's own */
 };

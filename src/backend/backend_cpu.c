@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cpu.h"
+
 static status_t cpu_check_memory(backend_t *backend, const size_t needed[MEMORY_N_LABELS]) {
     size_t rank_bytes = 0, host_bytes;
     for (int label = 0; label < MEMORY_N_LABELS; label++) {
@@ -67,6 +69,12 @@ static status_t cpu_download(backend_t *backend, void *host, const void *source,
 
 static status_t cpu_synchronize(backend_t *backend) {
     (void)backend;
+    return STATUS_OK;
+}
+
+static status_t cpu_copy(backend_t *backend, void *destination, const void *source, size_t bytes) {
+    (void)backend;
+    memcpy(destination, source, bytes);
     return STATUS_OK;
 }
 
@@ -181,6 +189,7 @@ static const backend_ops_t cpu_ops = {
     .upload = cpu_upload,
     .download = cpu_download,
     .synchronize = cpu_synchronize,
+    .copy = cpu_copy,
     .adopt_matrix = cpu_adopt_matrix,
     .loaded = cpu_loaded,
     .all_reduce = cpu_all_reduce,
@@ -217,7 +226,9 @@ status_t backend_cpu_create(comm_t *comm, backend_t **backend) {
     TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(backend_t), &memory));
     if (!getenv("OMP_NUM_THREADS")) omp_set_num_threads(comm_local_cores(comm));
     *backend = memory;
-    **backend =
-        (backend_t){.ops = &cpu_ops, .comm = comm, .facts = {.devices = "", .driver = "", .cuda = "", .nccl = ""}};
+    **backend = (backend_t){.ops = &cpu_ops,
+                            .comm = comm,
+                            .cache_bytes = cpu_cache_bytes(),
+                            .facts = {.devices = "", .driver = "", .cuda = "", .nccl = ""}};
     return STATUS_OK;
 }

@@ -197,6 +197,12 @@ static status_t cuda_download(backend_t *backend, void *host, const void *source
     return cuda_synchronize(backend);
 }
 
+static status_t cuda_copy(backend_t *backend, void *destination, const void *source, size_t bytes) {
+    cudaStream_t stream = state_of(backend)->queue.stream;
+    return check_cuda(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, stream),
+                      "a copy on the device");
+}
+
 static status_t cuda_adopt_matrix(backend_t *backend, matrix_t *matrix) {
     cuda_state_t *state = state_of(backend);
     if (matrix->dtype == DTYPE_F16) return STATUS_OK;
@@ -391,6 +397,7 @@ static const backend_ops_t cuda_ops = {
     .upload = cuda_upload,
     .download = cuda_download,
     .synchronize = cuda_synchronize,
+    .copy = cuda_copy,
     .adopt_matrix = cuda_adopt_matrix,
     .loaded = cuda_loaded,
     .record_begin = cuda_record_begin,
@@ -548,6 +555,7 @@ static status_t open_device(backend_t *backend) {
     TRY(check_cuda(cudaGetDeviceProperties(&properties, state->device), "reading the device's properties"));
     snprintf(state->device_name, sizeof state->device_name, "%s", properties.name);
     state->queue.n_sms = properties.multiProcessorCount;
+    backend->cache_bytes = (size_t)properties.l2CacheSize;
     int code_arch;
     TRY(queue_check_device(properties.name, &code_arch));
     state->queue.routes = state->routes;

@@ -16,6 +16,12 @@ double cpu_quota(void) {
     return n_read == 2 && quota > 0.0 && period > 0.0 ? quota / period : (double)INFINITY;
 }
 
+size_t cpu_cache_bytes(void) {
+    long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    if (bytes <= 0) bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    return bytes > 0 ? (size_t)bytes : (size_t)1 << 20;
+}
+
 void cpu_sleep_when_idle(char **argv) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
     if (setenv("OMP_WAIT_POLICY", "passive", 1) != 0) return;

@@ -24,6 +24,8 @@ static const command_t commands[] = {
     {"run", cli_run, true, "generate text and leave a run file; start it with mpirun -np T"},
     {"bench", cli_bench, true,
      "measure prefill and steady decode on a prompt of made-up tokens; start it with mpirun -np T"},
+    {"microbench", cli_microbench, true,
+     "measure one operator at a time against FP64 and against the bytes it must move"},
     {"inspect", cli_inspect, false, "say what a shard, a run file or a checkpoint holds"},
     {"trace", cli_trace, false, "report, compare, export, plot or watch run files"},
 };

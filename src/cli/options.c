@@ -40,8 +40,11 @@ typedef struct option_spec {
 
 #define AT(field) offsetof(options_t, field)
 
+#define COMMAND_ALL (COMMAND_RUN | COMMAND_SHARD | COMMAND_BENCH | COMMAND_MICROBENCH)
+
 static const option_spec_t specs[] = {
-    {"Model", "model", OPTION_TEXT, COMMAND_RUN | COMMAND_BENCH, false, AT(model), "MODEL", NULL, 0, 0,
+    {"Model", "model", OPTION_TEXT, COMMAND_RUN | COMMAND_BENCH | COMMAND_MICROBENCH, false, AT(model), "MODEL", NULL,
+     0, 0,
      "directory of shards (galvani shard makes it), or synthetic:NAME with made-up weights; NAME is full, nano or the "
      "path of a config.json"},
     {NULL, "synthetic-seed", OPTION_INT, COMMAND_RUN | COMMAND_BENCH, false, AT(synthetic_seed), "N", NULL, 0,
@@ -87,16 +90,27 @@ static const option_spec_t specs[] = {
      "take turns with the same run with these routes switched, and print the difference"},
     {NULL, "seed", OPTION_INT, COMMAND_BENCH, false, AT(seed), "N", NULL, 0, LARGEST_INT, "seed of the prompt (0)"},
     {NULL, "json", OPTION_TEXT, COMMAND_BENCH, false, AT(json), "FILE", NULL, 0, 0, "write the figures as JSON"},
+    {"Operators", "tokens", OPTION_INT, COMMAND_MICROBENCH, false, AT(n_tokens), "N", NULL, 1, 1 << 16,
+     "tokens of one call: 1 is decode, more are a chunk of prefill (1)"},
+    {NULL, "context", OPTION_INT, COMMAND_MICROBENCH, false, AT(context), "N", NULL, 1, 1 << 24,
+     "tokens of the sequence behind the call (8192)"},
+    {NULL, "tp", OPTION_INT, COMMAND_MICROBENCH, false, AT(tp), "T", NULL, 1, 1024,
+     "take the shapes of one of T ranks (as many as mpirun started)"},
+    {NULL, "repeats", OPTION_INT, COMMAND_MICROBENCH, false, AT(passes), "N", NULL, 1, 1000,
+     "timed passes, whose median counts (9)"},
+    {NULL, "bandwidth", OPTION_REAL, COMMAND_MICROBENCH, false, AT(bandwidth), "GB/S", NULL, 0, 1e6,
+     "memory bandwidth that the floor is made from (that of a copy, measured first)"},
+    {NULL, "json", OPTION_TEXT, COMMAND_MICROBENCH, false, AT(json), "FILE", NULL, 0, 0, "write the figures as JSON"},
     {"System", "out", OPTION_TEXT, COMMAND_BENCH, false, AT(out), "FILE", NULL, 0, 0,
      "write the run file of the last pass without the control"},
     {"System", "out", OPTION_TEXT, COMMAND_RUN, false, AT(out), "FILE", NULL, 0, 0,
      "write the run file (with --requests: a directory of them)"},
-    {NULL, "backend", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH, false, AT(backend), "NAME", "auto|cpu|cuda", 0, 0,
-     "where to compute (auto)"},
-    {NULL, "comm", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH, false, AT(comm), "NAME", "auto|push|nccl|mpi", 0, 0,
-     "what carries sums between ranks (auto)"},
-    {NULL, "route", OPTION_ROUTE, COMMAND_RUN | COMMAND_BENCH, false, AT(routes), "NAME=on|off", NULL, 0, 0,
-     "switch a fast path; may be repeated"},
+    {NULL, "backend", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH | COMMAND_MICROBENCH, false, AT(backend), "NAME",
+     "auto|cpu|cuda", 0, 0, "where to compute (auto)"},
+    {NULL, "comm", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH | COMMAND_MICROBENCH, false, AT(comm), "NAME",
+     "auto|push|nccl|mpi", 0, 0, "what carries sums between ranks (auto)"},
+    {NULL, "route", OPTION_ROUTE, COMMAND_RUN | COMMAND_BENCH | COMMAND_MICROBENCH, false, AT(routes), "NAME=on|off",
+     NULL, 0, 0, "switch a fast path; may be repeated"},
     {NULL, "prefill-chunk", OPTION_INT, COMMAND_RUN | COMMAND_BENCH, false, AT(prefill_chunk), "N", NULL, 1, 1 << 20,
      "prompt tokens computed at once"},
     {NULL, "trace", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH, false, AT(trace), "LEVEL", "off|steps|ops", 0, 0,
@@ -115,16 +129,14 @@ static const option_spec_t specs[] = {
     {NULL, "tp", OPTION_INT, COMMAND_SHARD, false, AT(tp), "T", NULL, 1, 1024, "number of tensor-parallel ranks"},
     {NULL, "quantize-experts", OPTION_CHOICE, COMMAND_SHARD, false, AT(quantize_experts), "FORMAT", "nvfp4", 0, 0,
      "quantise unquantised experts; without it they are kept as FP16"},
-    {"Common", "config", OPTION_TEXT, COMMAND_RUN | COMMAND_BENCH | COMMAND_SHARD, false, AT(config), "FILE", NULL, 0,
-     0, "JSON object of these options; the command line wins"},
-    {NULL, "quiet", OPTION_FLAG, COMMAND_RUN | COMMAND_BENCH | COMMAND_SHARD, false, AT(quiet), NULL, NULL, 0, 0,
-     "no progress and no summary"},
-    {NULL, "log-level", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH | COMMAND_SHARD, false, AT(log_level), "LEVEL",
-     "error|warning|info|debug", 0, 0, "what to say on stderr (info)"},
-    {NULL, "stall-limit", OPTION_INT, COMMAND_RUN | COMMAND_BENCH | COMMAND_SHARD, false, AT(stall_limit), "SECONDS",
-     NULL, 0, 86400, "end the job when a rank stands still for that long; 0: never (30)"},
-    {NULL, "help", OPTION_FLAG, COMMAND_RUN | COMMAND_BENCH | COMMAND_SHARD, false, AT(help), NULL, NULL, 0, 0,
-     "print this and stop"},
+    {"Common", "config", OPTION_TEXT, COMMAND_ALL, false, AT(config), "FILE", NULL, 0, 0,
+     "JSON object of these options; the command line wins"},
+    {NULL, "quiet", OPTION_FLAG, COMMAND_ALL, false, AT(quiet), NULL, NULL, 0, 0, "no progress and no summary"},
+    {NULL, "log-level", OPTION_CHOICE, COMMAND_ALL, false, AT(log_level), "LEVEL", "error|warning|info|debug", 0, 0,
+     "what to say on stderr (info)"},
+    {NULL, "stall-limit", OPTION_INT, COMMAND_ALL, false, AT(stall_limit), "SECONDS", NULL, 0, 86400,
+     "end the job when a rank stands still for that long; 0: never (30)"},
+    {NULL, "help", OPTION_FLAG, COMMAND_ALL, false, AT(help), NULL, NULL, 0, 0, "print this and stop"},
 };
 enum { N_SPECS = sizeof specs / sizeof specs[0] };
 
@@ -136,6 +148,9 @@ static const options_t defaults = {
     .prompt_len = 8192,
     .repeats = 3,
     .warmup = 32,
+    .n_tokens = 1,
+    .context = 8192,
+    .passes = 9,
     .top_p = 1,
     .backend = "auto",
     .comm = "auto",
@@ -402,7 +417,10 @@ status_t options_parse(option_store_t *store, command_bit_t command, int argc, c
         given[spec - specs] = true;
         TRY(set_option(store, spec, spec->type == OPTION_FLAG ? "on" : optarg, where, STATUS_USAGE, &parsed));
     }
-    if (optind < argc)
+    if (command == COMMAND_MICROBENCH) {
+        parsed.ops = (const char *const *)argv + optind;
+        parsed.n_ops = argc - optind;
+    } else if (optind < argc)
         return status_fail(STATUS_USAGE, "\"%s\" is not expected here: options are written --name value", argv[optind]);
     if (parsed.config && !parsed.help) TRY(apply_config_file(store, command, parsed.config, given, &parsed));
     *options = parsed;

@@ -16,7 +16,12 @@ extern "C" {
 #endif
 
 /* Subcommands that share the table; a bit each. */
-typedef enum command_bit { COMMAND_RUN = 1, COMMAND_SHARD = 2, COMMAND_BENCH = 4 } command_bit_t;
+typedef enum command_bit {
+    COMMAND_RUN = 1,
+    COMMAND_SHARD = 2,
+    COMMAND_BENCH = 4,
+    COMMAND_MICROBENCH = 8
+} command_bit_t;
 
 enum { OPTIONS_MAX_ROUTES = 32 };
 
@@ -47,6 +52,11 @@ typedef struct options {
     const char *json, *control;
     route_choice_t control_routes[OPTIONS_MAX_ROUTES]; /* those of `control` */
     int n_control_routes;
+    /* microbench */
+    const char *const *ops; /* [n_ops], of argv: names behind the options */
+    int n_ops;
+    int64_t n_tokens, context, passes;
+    double bandwidth; /* GB/s; 0: measured */
     /* plan */
     bool plan;
     int64_t device_memory; /* bytes */
@@ -70,8 +80,8 @@ typedef struct option_store option_store_t;
 status_t option_store_create(option_store_t **store);
 void option_store_destroy(option_store_t *store); /* NULL is allowed */
 
-/* Reads the command line of one subcommand (argv[0] is its name), and the --config file that it may name; what stands
- * on the command line wins. STATUS_USAGE names the option that is wrong. */
+/* Reads the command line of one subcommand (argv[0] is its name, and is permuted as getopt does), and the --config file
+ * that it may name; what stands on the command line wins. STATUS_USAGE names the option that is wrong. */
 status_t options_parse(option_store_t *store, command_bit_t command, int argc, char **argv, options_t *options);
 
 /* Sets the options that a request line gives (any that may differ from request to request, with _ for -); keys named in
