@@ -2,7 +2,10 @@
 #define GALVANI_TRACE_RUN_FILE_H
 
 /* The run file (docs/formats.md), written by rank 0 alone. Not collective. All objects are made at creation, then the
- * file is in SWMR mode: readers may open it while the run goes on, and what was flushed survives a crash. */
+ * file is in SWMR mode: readers may open it while the run goes on, and what was flushed survives a crash.
+ *
+ * A thread writes, so that a step costs no more than a copy of its row. From run_file_create to run_file_finish or
+ * run_file_abandon the process makes no other HDF5 calls. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -64,8 +67,9 @@ typedef struct run_step {
  * STATUS_DEVICE if the file cannot be written. */
 status_t run_file_create(const run_file_args_t *args, run_file_t **file);
 
-/* Appends one row everywhere; flushed when the last flush is 100 ms or more ago. STATUS_DEVICE if it cannot be written
- * (disk full, say): no more rows are taken then, and what was flushed before stays readable. */
+/* Appends one row everywhere. What was appended goes to the thread, which writes and flushes it, when 100 ms have
+ * passed since it last did. STATUS_DEVICE if an earlier row could not be written (disk full, say): no more rows are
+ * taken then, and what was flushed before stays readable. */
 status_t run_file_append(run_file_t *file, const run_step_t *step);
 
 /* Appends one rank's operators of step `step` to /ops (has_ops). Their start_ns is on the clock of the steps'

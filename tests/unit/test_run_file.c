@@ -183,14 +183,26 @@ static void test_bare_run(void **state) {
     run_record_free(record);
 }
 
-/* More rows than one buffer or chunk holds. */
+/* More rows than one buffer, page or chunk holds; more operators than go into a page at once. */
 static void test_long_run(void **state) {
     const fixture_t *fixture = *state;
-    run_file_t *file = create(fixture->path, 5000);
-    assert_int_equal(append(file, 0, 5000), STATUS_OK);
+    enum { N_STEPS = 5000, N_OPS = 10000 };
+    static op_record_t ops[N_OPS];
+    for (int i = 0; i < N_OPS; i++)
+        ops[i] = (op_record_t){.group = OP_GROUP_QSA, .op = "op", .start_ns = i};
+    run_file_t *file = create(fixture->path, N_STEPS);
+    for (int64_t first = 0; first < N_STEPS; first += N_STEPS / 5) {
+        assert_int_equal(append(file, first, N_STEPS / 5), STATUS_OK);
+        assert_int_equal(run_file_append_ops(file, first, 0, ops, N_OPS), STATUS_OK);
+    }
     run_file_abandon(file);
     run_record_t *record = load(fixture->path);
-    check_steps(record, 5000);
+    check_steps(record, N_STEPS);
+    assert_int_equal(record->n_ops, 5 * N_OPS);
+    for (size_t i = 0; i < record->n_ops; i++) {
+        assert_int_equal(record->ops[i].step, i / N_OPS * (N_STEPS / 5));
+        assert_int_equal(record->ops[i].start_ns, i % N_OPS);
+    }
     run_record_free(record);
 }
 

@@ -257,6 +257,19 @@ static void test_plots(void **state) {
     run_record_free(record);
 }
 
+/* Until the file's writer, a thread of another process, has flushed so many. */
+static void wait_for_steps(const char *path, size_t n) {
+    size_t seen = 0;
+    for (int i = 0; i < 2000 && seen < n; i++) {
+        run_record_t *record;
+        if (i) usleep(10000);
+        assert_int_equal(run_record_load(path, false, &record), STATUS_OK);
+        seen = record->n_steps;
+        run_record_free(record);
+    }
+    assert_int_equal(seen, n);
+}
+
 /* A writer that is killed leaves a file that only SWMR readers open; mending makes it an ordinary one. */
 static void test_mend(void **state) {
     const fixture_t *fixture = *state;
@@ -281,6 +294,7 @@ static void test_mend(void **state) {
     assert_int_equal(read(ends[0], &byte, 1), 1);
     close(ends[0]);
     close(ends[1]);
+    wait_for_steps(fixture->run, 3);
     bool was_mended;
     assert_int_equal(run_mend(fixture->run, &was_mended), STATUS_USAGE);
     assert_non_null(strstr(status_message(), "being written"));
