@@ -4,6 +4,7 @@
 
 static const char *const names[N_KERNEL_ROUTES] = {
     [ROUTE_PDL] = "pdl",
+    [ROUTE_PUSH_ALLREDUCE] = "push_allreduce",
 };
 
 const char *kernel_route_name(kernel_route_t route) { return names[route]; }

@@ -14,7 +14,8 @@ extern "C" {
 #endif
 
 typedef enum kernel_route {
-    ROUTE_PDL, /* programmatic dependent launch (device/launch.cuh) */
+    ROUTE_PDL,            /* programmatic dependent launch (device/launch.cuh) */
+    ROUTE_PUSH_ALLREDUCE, /* sums over ranks of few values without flags (push/push.h) */
     N_KERNEL_ROUTES
 } kernel_route_t;
 

@@ -15,9 +15,19 @@ struct push {
     int32_t *fault;   /* mapped host memory */
 };
 
+/* What the others need to know of a rank. */
 typedef struct invitation {
     cudaIpcMemHandle_t handle;
+    char bus[32]; /* of its device */
 } invitation_t;
+
+static void set_counts(push_counts_t *counts, uint32_t round) {
+    for (int block = 0; block < PUSH_MAX_BLOCKS; block++)
+        counts->blocks[block] = round;
+    for (int block = 0; block < PUSH_SMALL_MAX_BLOCKS; block++)
+        counts->small_blocks[block] = round;
+    counts->pairs = round;
+}
 
 static status_t make_mailbox(push_t *push, uint32_t first_round, invitation_t *invitation) {
     void *memory;
@@ -26,22 +36,27 @@ static status_t make_mailbox(push_t *push, uint32_t first_round, invitation_t *i
     push->args.mailboxes[push->args.tp_rank] = mailbox;
     memory_account(MEMORY_COMM, sizeof(push_mailbox_t));
     TRY(check_cuda(cudaMemset(memory, 0, sizeof(push_mailbox_t)), "clearing the push buffers"));
-    uint32_t rounds[PUSH_MAX_BLOCKS];
-    for (int block = 0; block < PUSH_MAX_BLOCKS; block++)
-        rounds[block] = first_round;
-    TRY(check_cuda(cudaMemcpy(mailbox->rounds, rounds, sizeof rounds, cudaMemcpyHostToDevice),
+    push_counts_t counts;
+    set_counts(&counts, first_round);
+    TRY(check_cuda(cudaMemcpy(&mailbox->counts, &counts, sizeof counts, cudaMemcpyHostToDevice),
                    "filling the push buffers"));
     TRY(check_cuda(cudaHostAlloc(&memory, sizeof *push->fault, cudaHostAllocMapped), "pinning host memory"));
     push->fault = memory;
     *push->fault = 0;
     push->args.fault = push->fault;
+    int device;
+    TRY(check_cuda(cudaGetDevice(&device), "asking for the device"));
+    TRY(check_cuda(cudaDeviceGetPCIBusId(invitation->bus, sizeof invitation->bus, device), "asking for its bus"));
     return check_cuda(cudaIpcGetMemHandle(&invitation->handle, mailbox), "sharing the push buffers");
 }
 
 static status_t open_mailboxes(push_t *push, const invitation_t *invitations) {
+    const char *own_bus = invitations[push->args.tp_rank].bus;
+    push->args.has_own_device = true;
     for (int rank = 0; rank < push->args.tp_size; rank++) {
         if (rank == push->args.tp_rank) continue;
         void *memory;
+        if (strcmp(invitations[rank].bus, own_bus) == 0) push->args.has_own_device = false;
         TRY(check_cuda(cudaIpcOpenMemHandle(&memory, invitations[rank].handle, cudaIpcMemLazyEnablePeerAccess),
                        "reaching another rank's push buffers"));
         push->args.mailboxes[rank] = memory;
@@ -87,6 +102,8 @@ void push_destroy(push_t *push) {
     if (push->fault) cudaFreeHost(push->fault);
     memory_free(push);
 }
+
+const push_args_t *push_get_args(const push_t *push) { return &push->args; }
 
 status_t push_all_reduce(push_t *push, activation_t *data, size_t n) {
     push_args_t args = push->args;
