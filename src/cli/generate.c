@@ -18,7 +18,8 @@
 typedef struct job {
     int64_t n_prompt, max_new, start_ns;
     sampling_t sampling;
-    bool ignore_eos, steps, ops;
+    bool ignore_eos;
+    op_trace_level_t trace;
 } job_t;
 
 /* The generated text: printed as it comes and kept for the run file. Without a tokenizer the ids are printed. */
@@ -94,7 +95,8 @@ static status_t output_end(output_t *output) {
     return STATUS_OK;
 }
 
-static job_t make_job(const request_t *request, const char *path) {
+/* Without a run file, and without anybody who asks for the result, nobody would read the times. */
+static job_t make_job(const request_t *request, bool is_traced) {
     const options_t *options = &request->options;
     return (job_t){.n_prompt = (int64_t)request->n_tokens,
                    .max_new = options->max_new,
@@ -106,15 +108,14 @@ static job_t make_job(const request_t *request, const char *path) {
                                 .keep_logits = options->logits,
                                 .n_top_logprobs = (int)options->top_logprobs},
                    .ignore_eos = options->ignore_eos,
-                   .steps = path && strcmp(options->trace, "off") != 0,
-                   .ops = path && strcmp(options->trace, "ops") == 0};
+                   .trace = is_traced ? op_trace_level_from_name(options->trace) : OP_TRACE_OFF};
 }
 
 /* Every rank gets the job and the prompt. */
 static status_t generation_begin(generation_t *generation, const request_t *request, const char *path) {
     comm_t *comm = generation->context->comm;
     if (is_rank0(generation)) {
-        generation->job = make_job(request, path);
+        generation->job = make_job(request, path || generation->result);
         generation->output =
             (output_t){.enabled = !generation->context->silent, .tokenizer = generation->context->tokenizer};
     }
@@ -167,7 +168,7 @@ static status_t generation_open(const generation_t *generation, const request_t 
                                  .n_prompt = (size_t)generation->job.n_prompt,
                                  .prompt_text = request->text,
                                  .has_logits = generation->job.sampling.keep_logits,
-                                 .has_ops = generation->job.ops,
+                                 .has_ops = generation->job.trace == OP_TRACE_OPS,
                                  .n_top_logprobs = generation->job.sampling.n_top_logprobs,
                                  .routes = routes,
                                  .n_routes = recorder_routes(context->engine, routes)};
@@ -175,8 +176,7 @@ static status_t generation_open(const generation_t *generation, const request_t 
     recorder_args_t args = {.comm = context->comm,
                             .engine = context->engine,
                             .start_ns = generation->job.start_ns,
-                            .steps = generation->job.steps,
-                            .ops = generation->job.ops,
+                            .trace = generation->job.trace,
                             .file = path ? &file : NULL};
     status_t status = recorder_create(&args, recorder);
     free(options_text);

@@ -113,7 +113,7 @@ static const option_spec_t specs[] = {
      NULL, 0, 0, "switch a fast path; may be repeated"},
     {NULL, "prefill-chunk", OPTION_INT, COMMAND_RUN | COMMAND_BENCH, false, AT(prefill_chunk), "N", NULL, 1, 1 << 20,
      "prompt tokens computed at once"},
-    {NULL, "trace", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH, false, AT(trace), "LEVEL", "off|steps|ops", 0, 0,
+    {NULL, "trace", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH, true, AT(trace), "LEVEL", "off|steps|ops", 0, 0,
      "what the run file records of time (steps)"},
     {"Memory plan", "plan", OPTION_FLAG, COMMAND_RUN | COMMAND_BENCH, false, AT(plan), NULL, NULL, 0, 0,
      "print what each rank will take and which contexts fit, and stop; needs neither weights nor a GPU"},

@@ -13,7 +13,7 @@ struct recorder {
     comm_t *comm;
     engine_t *engine;
     int64_t start_ns;
-    bool steps, ops;
+    op_trace_level_t trace;
     int64_t n_steps;
     run_file_t *file;     /* rank 0 */
     int64_t *group_ns;    /* [tp_size, OP_N_GROUPS], rank 0 */
@@ -35,7 +35,8 @@ static status_t recorder_build(const recorder_args_t *args, recorder_t *recorder
     recorder->group_ns = memory;
     TRY(allocate(n_ranks, sizeof(int64_t), &memory));
     recorder->device_ns = memory;
-    if (args->ops) {
+    TRY(op_trace_set_level(engine_trace(args->engine), args->trace));
+    if (args->trace == OP_TRACE_OPS) {
         recorder->capacity = engine_trace(args->engine)->capacity;
         TRY(allocate(recorder->capacity, sizeof(op_time_t), &memory));
         recorder->op_times = memory;
@@ -52,11 +53,8 @@ status_t recorder_create(const recorder_args_t *args, recorder_t **recorder) {
     void *memory = NULL;
     status_t status = allocate(1, sizeof(recorder_t), &memory);
     if (status == STATUS_OK) {
-        *(recorder_t *)memory = (recorder_t){.comm = args->comm,
-                                             .engine = args->engine,
-                                             .start_ns = args->start_ns,
-                                             .steps = args->steps,
-                                             .ops = args->ops};
+        *(recorder_t *)memory =
+            (recorder_t){.comm = args->comm, .engine = args->engine, .start_ns = args->start_ns, .trace = args->trace};
         status = recorder_build(args, memory);
     }
     status = comm_agree(args->comm, status);
@@ -81,7 +79,7 @@ size_t recorder_routes(engine_t *engine, run_route_t routes[RECORDER_MAX_ROUTES]
 /* Gathers each rank's sums; rank 0 appends the row. */
 static status_t add_row(recorder_t *recorder, const sample_t *sample, int64_t begin_ns, int64_t end_ns) {
     int64_t group_ns[OP_N_GROUPS] = {0};
-    if (recorder->steps) {
+    if (recorder->trace != OP_TRACE_OFF) {
         memcpy(group_ns, engine_trace(recorder->engine)->group_ns, sizeof group_ns);
         int64_t busy_ns = 0;
         for (int group = 0; group < OP_N_GROUPS; group++)
@@ -131,7 +129,7 @@ static status_t add_ops(recorder_t *recorder) {
 
 status_t recorder_add(recorder_t *recorder, const sample_t *sample, int64_t begin_ns, int64_t end_ns) {
     status_t status = add_row(recorder, sample, begin_ns, end_ns);
-    if (recorder->ops) {
+    if (recorder->trace == OP_TRACE_OPS) {
         status_t ops_status = add_ops(recorder);
         if (status == STATUS_OK) status = ops_status;
     }

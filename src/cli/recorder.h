@@ -17,7 +17,7 @@ typedef struct recorder_args {
     comm_t *comm;                /* borrowed */
     engine_t *engine;            /* borrowed */
     int64_t start_ns;            /* rank 0's clock at the start of the request, on every rank */
-    bool steps, ops;             /* what to record of time */
+    op_trace_level_t trace;      /* what to record of time */
     const run_file_args_t *file; /* rank 0; NULL for no run file, and elsewhere */
 } recorder_args_t;
 

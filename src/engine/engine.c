@@ -167,7 +167,7 @@ static status_t load(engine_t *engine, const engine_args_t *args, tensor_source_
     memcpy(engine->model_digest, info->model_digest, sizeof engine->model_digest);
     TRY(check_same_model(engine->comm, info, args->model));
     TRY(comm_agree(engine->comm, take_settings(engine, args)));
-    TRY(comm_agree(engine->comm, op_trace_create(engine->backend, args->keep_op_records, &engine->trace)));
+    TRY(comm_agree(engine->comm, op_trace_create(engine->backend, &engine->trace)));
     TRY(comm_agree(engine->comm, check_memory(engine, source, local)));
     TRY(comm_agree(engine->comm, alloc_state(engine, info->config_json, local)));
     TRY(engine_set_route(engine, "cuda_graph", args->cuda_graph));

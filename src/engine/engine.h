@@ -26,8 +26,7 @@ typedef struct engine_args {
         max_context; /* tokens that prompt and generation together may have; 0: max_position_embeddings of the config */
     int64_t prefill_chunk;  /* tokens computed at once in prefill; 0: the default */
     int32_t n_valid_tokens; /* ids from here on are padding and never chosen; 0: none */
-    bool keep_op_records;
-    bool cuda_graph; /* record the decode step once and replay it, where the backend can */
+    bool cuda_graph;        /* record the decode step once and replay it, where the backend can */
 } engine_args_t;
 
 /* Loads the rank's shard; all ranks must hold one model. STATUS_INPUT, STATUS_MEMORY ... agreed on by all ranks. */

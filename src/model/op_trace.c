@@ -28,6 +28,11 @@ const char *op_group_name(op_group_t group) {
     return names[group];
 }
 
+op_trace_level_t op_trace_level_from_name(const char *name) {
+    if (strcmp(name, "ops") == 0) return OP_TRACE_OPS;
+    return strcmp(name, "steps") == 0 ? OP_TRACE_STEPS : OP_TRACE_OFF;
+}
+
 static status_t alloc_marks(backend_t *backend, op_trace_t *trace) {
     void *memory;
     TRY(memory_alloc(MEMORY_OTHER, BACKEND_MAX_MARKS, sizeof(op_mark_t), &memory));
@@ -39,26 +44,28 @@ static status_t alloc_marks(backend_t *backend, op_trace_t *trace) {
     return STATUS_OK;
 }
 
-static status_t alloc_records(op_trace_t *trace) {
-    void *memory;
-    TRY(memory_alloc(MEMORY_OTHER, RECORDS, sizeof(op_record_t), &memory));
-    trace->records = memory;
-    trace->capacity = RECORDS;
-    trace->keep_records = true;
-    return STATUS_OK;
-}
-
-status_t op_trace_create(backend_t *backend, bool keep_records, op_trace_t **trace) {
+status_t op_trace_create(backend_t *backend, op_trace_t **trace) {
     void *memory;
     TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(op_trace_t), &memory));
     op_trace_t *created = memory;
-    status_t status = keep_records ? alloc_records(created) : STATUS_OK;
-    if (status == STATUS_OK && backend->ops->mark) status = alloc_marks(backend, created);
+    created->level = OP_TRACE_STEPS;
+    status_t status = backend->ops->mark ? alloc_marks(backend, created) : STATUS_OK;
     if (status != STATUS_OK) {
         op_trace_destroy(created);
         return status;
     }
     *trace = created;
+    return STATUS_OK;
+}
+
+status_t op_trace_set_level(op_trace_t *trace, op_trace_level_t level) {
+    if (level == OP_TRACE_OPS && !trace->records) {
+        void *memory;
+        TRY(memory_alloc(MEMORY_OTHER, RECORDS, sizeof(op_record_t), &memory));
+        trace->records = memory;
+        trace->capacity = RECORDS;
+    }
+    trace->level = level;
     return STATUS_OK;
 }
 
@@ -78,24 +85,25 @@ void op_trace_reset(op_trace_t *trace) {
 
 static void keep_record(op_trace_t *trace, op_record_t record) {
     trace->group_ns[record.group] += record.dur_ns;
-    if (trace->n_records < trace->capacity) trace->records[trace->n_records++] = record;
+    if (trace->level == OP_TRACE_OPS && trace->n_records < trace->capacity) trace->records[trace->n_records++] = record;
 }
 
 /* Past the last stamp, ops count as part of the next that has one. */
 static void stamp(op_trace_t *trace, op_mark_t mark) {
-    if (trace->n_marks == BACKEND_MAX_MARKS || trace->status != STATUS_OK) return;
+    if (trace->level == OP_TRACE_OFF || trace->n_marks == BACKEND_MAX_MARKS || trace->status != STATUS_OK) return;
     trace->marks[trace->n_marks] = mark;
     trace->status = trace->device->ops->mark(trace->device, trace->n_marks++);
 }
 
 void op_trace_begin(op_trace_t *trace) {
-    if (trace->device && trace->n_marks > 0) return;
+    if (trace->level == OP_TRACE_OFF || (trace->device && trace->n_marks > 0)) return;
     trace->begin_ns = clock_now_ns();
     if (trace->device) stamp(trace, (op_mark_t){.layer = -1});
 }
 
 void op_trace_end(op_trace_t *trace, op_group_t group, int32_t layer, const char *op) {
     heartbeat();
+    if (trace->level == OP_TRACE_OFF) return;
     if (trace->device) {
         if (trace->is_detailed) stamp(trace, (op_mark_t){.layer = layer, .group = group, .op = op});
         return;

@@ -40,6 +40,15 @@ typedef enum op_group {
 
 const char *op_group_name(op_group_t group);
 
+typedef enum op_trace_level {
+    OP_TRACE_OFF,   /* no times at all */
+    OP_TRACE_STEPS, /* the sums of each step */
+    OP_TRACE_OPS,   /* and a record of each operator */
+} op_trace_level_t;
+
+/* "off", "steps" or "ops"; OP_TRACE_OFF for anything else. */
+op_trace_level_t op_trace_level_from_name(const char *name);
+
 /* One operator of one step. `op` is a string constant. */
 typedef struct op_record {
     int32_t layer; /* -1 outside the layers */
@@ -56,9 +65,9 @@ typedef struct op_mark {
 } op_mark_t;
 
 typedef struct op_trace {
+    op_trace_level_t level;
     int64_t group_ns[OP_N_GROUPS]; /* of the current step */
-    bool keep_records;
-    op_record_t *records; /* [capacity], of the current step; NULL unless keep_records */
+    op_record_t *records;          /* [capacity], of the current step; NULL before OP_TRACE_OPS was asked for */
     size_t n_records, capacity;
     int64_t begin_ns; /* of the op now running; with stamps, of the step */
 
@@ -71,9 +80,12 @@ typedef struct op_trace {
     status_t status;            /* of the stamps since the last op_trace_collect */
 } op_trace_t;
 
-/* `backend` is borrowed. */
-status_t op_trace_create(backend_t *backend, bool keep_records, op_trace_t **trace);
+/* `backend` is borrowed. The level is OP_TRACE_STEPS. */
+status_t op_trace_create(backend_t *backend, op_trace_t **trace);
 void op_trace_destroy(op_trace_t *trace); /* NULL is allowed */
+
+/* To be called between steps. STATUS_MEMORY: there is no room for records, and the level stays. */
+status_t op_trace_set_level(op_trace_t *trace, op_trace_level_t level);
 
 /* Forgets the last step. */
 void op_trace_reset(op_trace_t *trace);

@@ -19,8 +19,9 @@ typedef struct recording {
     size_t n_marks;
 } recording_t;
 
-/* Every how many-th decode step the trace stamps every op, where it does not for all. */
-enum { DETAIL_INTERVAL = 128 };
+/* Where the trace does not stamp every op of all steps, it does so in the first decode steps, in one when all is warm,
+ * and in every so many-th from there: stamps make a step some tenths longer. */
+enum { DETAIL_FIRST = 16, DETAIL_INTERVAL = 512 };
 
 struct step {
     step_args_t args;
@@ -627,7 +628,8 @@ static status_t replay_ops(step_t *step, const weights_t *weights, sequence_t *s
 /* Whether the trace stamps every op of this step. */
 static bool wants_detail(const step_t *step) {
     const op_trace_t *trace = step->args.trace;
-    return trace->keep_records || step->n_tokens > 1 || step->n_decoded <= 1 || step->n_decoded % DETAIL_INTERVAL == 0;
+    if (trace->level != OP_TRACE_STEPS) return trace->level == OP_TRACE_OPS;
+    return step->n_tokens > 1 || step->n_decoded <= 1 || step->n_decoded % DETAIL_INTERVAL == DETAIL_FIRST;
 }
 
 status_t step_run(step_t *step, const weights_t *weights, sequence_t *sequence, const int32_t *tokens, int64_t n_tokens,

@@ -127,6 +127,21 @@ def test_ops_agree_with_the_decomposition(run_path):
     assert (mine["start_ns"] + mine["dur_ns"] <= start[mine["step"]] + wall[mine["step"]]).all()
 
 
+def test_each_request_has_its_trace_level(golden_shards, tmp_path):
+    requests, out = tmp_path / "r.jsonl", tmp_path / "out"
+    levels = ("ops", "off", "steps")
+    lines = [{"id": name, "tokens": [5, 6, 7], "max_new": 6, "ignore_eos": True, "trace": name} for name in levels]
+    requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = galvani(2, "run", "--model", golden_shards("mixed", 2), "--requests", requests, "--out", out)
+    assert done.status == 0, done.stderr
+    for name in levels:
+        with h5py.File(out / f"{name}.h5", "r") as run:
+            assert ("ops" in run) == (name == "ops")
+            parts = [run["/decomposition"][part][:] for part in GROUPS]
+            assert len(parts[0]) == 6
+            assert (sum(parts) > 0).all() == (name != "off") and (sum(parts) == 0).all() == (name == "off")
+
+
 def start_run(model, out, n):
     words = ("--tokens", PROMPT, "--max-new", n, "--ignore-eos", "--quiet", "--out", out)
     return subprocess.Popen(
