@@ -7,5 +7,6 @@ source scripts/mpi.sh
 ranks=$1 tests=$2
 "$tests/test_sizes"
 "$tests/test_ops"
+"$tests/test_mixers"
 [ "$ranks" -eq 1 ] || mpi "$ranks" "$tests/test_push"
 mpi "$ranks" "$tests/test_golden"

@@ -5,8 +5,10 @@
  * the launch itself and what needs nothing of that kernel (weights) are out of the way when it ends.
  *
  * A kernel started by launch_kernel must have every thread call previous_wait before it touches memory that an earlier
- * kernel of the stream wrote or reads. previous_wait returns when the kernel before is complete and its writes are
- * visible; as that kernel waited for the one before it in the same way, all earlier ones are complete too. */
+ * kernel of the step wrote or reads. previous_wait returns when the kernel before is complete and its writes are
+ * visible; as that kernel waited for the one before it in the same way, all earlier ones are complete too. What an
+ * earlier step left (states, caches) may be read before: a step opens with a copy to the device, which waits for all
+ * before it. */
 
 #include "device/route.h"
 

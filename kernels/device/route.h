@@ -16,6 +16,8 @@ extern "C" {
 typedef enum kernel_route {
     ROUTE_PDL,            /* programmatic dependent launch (device/launch.cuh) */
     ROUTE_PUSH_ALLREDUCE, /* sums over ranks of few values without flags (push/push.h) */
+    ROUTE_GDN,            /* one token's convolution, recurrence and gated norm in one launch */
+    ROUTE_QSA,            /* one token's attention between its projections in four launches */
     N_KERNEL_ROUTES
 } kernel_route_t;
 

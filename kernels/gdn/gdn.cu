@@ -1,5 +1,6 @@
 #include "device/device.cuh"
-#include "gdn/gdn.h"
+#include "device/route.h"
+#include "gdn/gdn_m1.h"
 
 namespace {
 
@@ -173,6 +174,7 @@ size_t gdn_core_cuda_workspace_bytes(const gdn_core_args_t *args) {
 }
 
 status_t launch_gdn_core(const gdn_core_args_t *args, const device_queue_t *queue) {
+    if (args->n_tokens == 1 && route_take(queue, ROUTE_GDN, gdn_m1_refusal(args))) return launch_gdn_m1(args, queue);
     int64_t width = n_channels(*args), n_tokens = args->n_tokens, key_dim = args->key_dim;
     float *y = (float *)args->workspace;
     __half *convolved = (__half *)(y + n_tokens * args->n_value_heads * args->value_dim);

@@ -94,6 +94,18 @@ status_t qsa_attend_cpu(const qsa_attend_args_t *args);
 size_t qsa_attend_cuda_workspace_bytes(const qsa_attend_args_t *args);
 status_t launch_qsa_attend(const qsa_attend_args_t *args, const device_queue_t *queue);
 
+/* The three in turn: QSA between its projections. One shape, n_tokens, start_pos and cache serve all of them. What they
+ * hand to each other in buffers (queries, gates, index queries, blocks) is of no use afterwards, and their workspaces
+ * may be one. */
+typedef struct qsa_core_args {
+    qsa_prepare_args_t prepare;
+    qsa_select_args_t select;
+    qsa_attend_args_t attend;
+} qsa_core_args_t;
+
+status_t qsa_core_cpu(const qsa_core_args_t *args);
+status_t launch_qsa_core(const qsa_core_args_t *args, const device_queue_t *queue);
+
 #ifdef __cplusplus
 }
 #endif

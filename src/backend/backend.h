@@ -115,6 +115,7 @@ typedef struct backend_ops {
     status_t (*qsa_prepare)(backend_t *backend, const qsa_prepare_args_t *args);
     status_t (*qsa_select)(backend_t *backend, const qsa_select_args_t *args);
     status_t (*qsa_attend)(backend_t *backend, const qsa_attend_args_t *args);
+    status_t (*qsa_core)(backend_t *backend, const qsa_core_args_t *args);
     status_t (*router)(backend_t *backend, const router_args_t *args);
     status_t (*experts)(backend_t *backend, const experts_args_t *args);
     status_t (*shared_expert)(backend_t *backend, const shared_expert_args_t *args);

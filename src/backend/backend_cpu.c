@@ -138,6 +138,11 @@ static status_t cpu_qsa_attend(backend_t *backend, const qsa_attend_args_t *args
     return qsa_attend_cpu(args);
 }
 
+static status_t cpu_qsa_core(backend_t *backend, const qsa_core_args_t *args) {
+    (void)backend;
+    return qsa_core_cpu(args);
+}
+
 static status_t cpu_router(backend_t *backend, const router_args_t *args) {
     (void)backend;
     return router_cpu(args);
@@ -209,6 +214,7 @@ static const backend_ops_t cpu_ops = {
     .qsa_prepare = cpu_qsa_prepare,
     .qsa_select = cpu_qsa_select,
     .qsa_attend = cpu_qsa_attend,
+    .qsa_core = cpu_qsa_core,
     .router = cpu_router,
     .experts = cpu_experts,
     .shared_expert = cpu_shared_expert,

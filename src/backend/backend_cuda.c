@@ -354,6 +354,7 @@ OP(gdn_core)
 OP(qsa_prepare)
 OP(qsa_select)
 OP(qsa_attend)
+OP(qsa_core)
 OP(router)
 OP(experts)
 OP(shared_expert)
@@ -426,6 +427,7 @@ static const backend_ops_t cuda_ops = {
     .qsa_prepare = cuda_qsa_prepare,
     .qsa_select = cuda_qsa_select,
     .qsa_attend = cuda_qsa_attend,
+    .qsa_core = cuda_qsa_core,
     .router = cuda_router,
     .experts = cuda_experts,
     .shared_expert = cuda_shared_expert,

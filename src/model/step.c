@@ -455,9 +455,14 @@ static status_t qsa(step_t *step, const qsa_weights_t *weights, layer_state_t *s
         .workspace = step->workspace,
     };
     TRY(linear(step, OP_GROUP_PROJECTIONS, "qsa_in_proj", weights->in_proj, step->u, step->projected));
-    RUN(step, OP_GROUP_QSA, "qsa_prepare", backend->ops->qsa_prepare(backend, &prepare));
-    RUN(step, OP_GROUP_QSA, "qsa_select", backend->ops->qsa_select(backend, &select));
-    RUN(step, OP_GROUP_QSA, "qsa_attend", backend->ops->qsa_attend(backend, &attend));
+    if (step->n_tokens == 1) { /* may take fewer launches than three ops would */
+        const qsa_core_args_t core = {.prepare = prepare, .select = select, .attend = attend};
+        RUN(step, OP_GROUP_QSA, "qsa_core", backend->ops->qsa_core(backend, &core));
+    } else {
+        RUN(step, OP_GROUP_QSA, "qsa_prepare", backend->ops->qsa_prepare(backend, &prepare));
+        RUN(step, OP_GROUP_QSA, "qsa_select", backend->ops->qsa_select(backend, &select));
+        RUN(step, OP_GROUP_QSA, "qsa_attend", backend->ops->qsa_attend(backend, &attend));
+    }
     return linear(step, OP_GROUP_PROJECTIONS, "qsa_o_proj", weights->o_proj, step->mixed, step->o);
 }
 
