@@ -22,15 +22,18 @@ struct recorder {
     op_time_t *all_times; /* [tp_size, capacity], rank 0 */
     op_record_t *records; /* [capacity], rank 0 */
     size_t capacity;
+    clock_offset_t *clocks; /* [tp_size], at the start, rank 0 */
 };
 
 static status_t allocate(size_t n, size_t item_bytes, void **pointer) {
     return memory_alloc(MEMORY_OTHER, n, item_bytes, pointer);
 }
 
-static status_t recorder_build(const recorder_args_t *args, recorder_t *recorder) {
+static status_t allocate_all(const recorder_args_t *args, recorder_t *recorder) {
     size_t n_ranks = (size_t)comm_tp_size(args->comm);
     void *memory;
+    TRY(allocate(n_ranks, sizeof(clock_offset_t), &memory));
+    recorder->clocks = memory;
     TRY(allocate(n_ranks * OP_N_GROUPS, sizeof(int64_t), &memory));
     recorder->group_ns = memory;
     TRY(allocate(n_ranks, sizeof(int64_t), &memory));
@@ -45,8 +48,14 @@ static status_t recorder_build(const recorder_args_t *args, recorder_t *recorder
         TRY(allocate(recorder->capacity, sizeof(op_record_t), &memory));
         recorder->records = memory;
     }
-    if (args->file) TRY(run_file_create(args->file, &recorder->file));
     return STATUS_OK;
+}
+
+/* Rank 0. */
+static status_t create_file(const run_file_args_t *args, recorder_t *recorder) {
+    run_file_args_t with_clocks = *args;
+    with_clocks.clocks = recorder->clocks;
+    return run_file_create(&with_clocks, &recorder->file);
 }
 
 status_t recorder_create(const recorder_args_t *args, recorder_t **recorder) {
@@ -55,9 +64,14 @@ status_t recorder_create(const recorder_args_t *args, recorder_t **recorder) {
     if (status == STATUS_OK) {
         *(recorder_t *)memory =
             (recorder_t){.comm = args->comm, .engine = args->engine, .start_ns = args->start_ns, .trace = args->trace};
-        status = recorder_build(args, memory);
+        status = allocate_all(args, memory);
     }
     status = comm_agree(args->comm, status);
+    if (status == STATUS_OK) {
+        recorder_t *created = memory;
+        if (args->trace != OP_TRACE_OFF) clocks_measure(args->comm, created->clocks);
+        status = comm_agree(args->comm, args->file ? create_file(args->file, created) : STATUS_OK);
+    }
     if (status != STATUS_OK) {
         recorder_destroy(memory);
         return status;
@@ -119,7 +133,7 @@ static status_t add_ops(recorder_t *recorder) {
         for (size_t i = 0; i < n; i++) {
             const op_time_t *time = &recorder->all_times[(size_t)rank * n + i];
             recorder->records[i] = trace->records[i];
-            recorder->records[i].start_ns = time->start_ns;
+            recorder->records[i].start_ns = time->start_ns - recorder->clocks[rank].offset_ns;
             recorder->records[i].dur_ns = time->dur_ns;
         }
         TRY(run_file_append_ops(recorder->file, recorder->n_steps, rank, recorder->records, n));
@@ -150,12 +164,15 @@ run_memory_t recorder_memory(void) {
 }
 
 status_t recorder_finish(recorder_t *recorder, const char *text, size_t text_bytes, const char *stop_reason) {
+    size_t n_ranks = (size_t)comm_tp_size(recorder->comm);
     run_memory_t mine = recorder_memory();
-    void *all = NULL;
-    status_t status = allocate((size_t)comm_tp_size(recorder->comm), sizeof mine, &all);
+    void *all = NULL, *clocks = NULL;
+    status_t status = allocate(n_ranks, sizeof mine, &all);
+    if (status == STATUS_OK) status = allocate(n_ranks, sizeof(clock_offset_t), &clocks);
     status = comm_agree(recorder->comm, status);
-    if (status != STATUS_OK) return status;
+    if (status != STATUS_OK) goto out;
     comm_gather(recorder->comm, &mine, sizeof mine, all);
+    if (recorder->trace != OP_TRACE_OFF) clocks_measure(recorder->comm, clocks);
     if (recorder->file) {
         run_route_t routes[RECORDER_MAX_ROUTES];
         const run_end_t end = {.text = text,
@@ -163,12 +180,16 @@ status_t recorder_finish(recorder_t *recorder, const char *text, size_t text_byt
                                .memory = all,
                                .stop_reason = stop_reason,
                                .routes = routes,
-                               .n_routes = recorder_routes(recorder->engine, routes)};
+                               .n_routes = recorder_routes(recorder->engine, routes),
+                               .clocks = recorder->trace != OP_TRACE_OFF ? clocks : NULL};
         run_file_t *file = recorder->file;
         recorder->file = NULL;
         status = run_file_finish(file, &end);
     }
+
+out:
     memory_free(all);
+    memory_free(clocks);
     return status;
 }
 
@@ -180,5 +201,6 @@ void recorder_destroy(recorder_t *recorder) {
     memory_free(recorder->op_times);
     memory_free(recorder->all_times);
     memory_free(recorder->records);
+    memory_free(recorder->clocks);
     memory_free(recorder);
 }

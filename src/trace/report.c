@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 
 #include "base/memory.h"
 #include "trace/summary.h"
@@ -65,6 +66,21 @@ static void print_ranks(FILE *stream, const run_record_t *record, const run_summ
         summary->busy_skew, summary->slowest_rank, 100 * summary->slowest_share);
 }
 
+/* The rank whose clock stands farthest from rank 0's. */
+static void print_clocks(FILE *stream, const run_record_t *record) {
+    int64_t farthest = 0;
+    for (int64_t rank = 1; record->clocks && rank < record->n_ranks; rank++)
+        if (llabs(record->clocks[rank].offset_ns) > llabs(record->clocks[farthest].offset_ns)) farthest = rank;
+    if (farthest == 0) return;
+    const clock_offset_t *start = &record->clocks[farthest];
+    fprintf(stream, "clocks: rank %" PRId64 "'s stood %+.3f ms from rank 0's at the start, give or take %.3f", farthest,
+            (double)start->offset_ns / 1e6, (double)start->round_trip_ns / 2e6);
+    if (record->clocks_end)
+        fprintf(stream, ", and drifted by %+.3f",
+                (double)(record->clocks_end[farthest].offset_ns - start->offset_ns) / 1e6);
+    fputc('\n', stream);
+}
+
 /* Mean over ranks of one part of one step. */
 static double step_part(const run_record_t *record, int part, size_t step) {
     size_t n_ranks = (size_t)record->n_ranks;
@@ -109,6 +125,7 @@ status_t report_print(FILE *stream, const char *path, const run_record_t *record
     if (summary.tpot.n) {
         print_parts(stream, record, &summary);
         print_ranks(stream, record, &summary);
+        print_clocks(stream, record);
         print_slowest(stream, record, &summary);
     }
     summary_release(&summary);

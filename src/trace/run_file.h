@@ -13,6 +13,7 @@
 
 #include "argmax/argmax.h"
 #include "base/status.h"
+#include "comm/clocks.h"
 #include "model/op_trace.h"
 
 #ifdef __cplusplus
@@ -48,6 +49,7 @@ typedef struct run_file_args {
     int n_top_logprobs;
     const run_route_t *routes;
     size_t n_routes;
+    const clock_offset_t *clocks; /* [n_ranks] */
 } run_file_args_t;
 
 /* What one generated token adds. Arrays are borrowed for the call. */
@@ -73,7 +75,8 @@ status_t run_file_create(const run_file_args_t *args, run_file_t **file);
 status_t run_file_append(run_file_t *file, const run_step_t *step);
 
 /* Appends one rank's operators of step `step` to /ops (has_ops). Their start_ns is on the clock of the steps'
- * start_ns. For each step the ranks come one after another, with the same operators in the same order. */
+ * start_ns, as far as the offsets at the start tell. For each step the ranks come one after another, with the same
+ * operators in the same order. */
 status_t run_file_append_ops(run_file_t *file, int64_t step, int rank, const op_record_t *records, size_t n_records);
 
 /* What is known at the end only. All borrowed for the call. */
@@ -84,6 +87,7 @@ typedef struct run_end {
     const char *stop_reason;    /* "eos", "length", "signal" ... */
     const run_route_t *routes;  /* as the run took them, in place of those of the start */
     size_t n_routes;
+    const clock_offset_t *clocks; /* [n_ranks]; NULL if they were not measured again */
 } run_end_t;
 
 /* Leaves SWMR, writes what is known at the end only and the token hash, and closes. The file is freed also on failure.

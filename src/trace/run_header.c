@@ -57,7 +57,7 @@ static herr_t put_attributes(hid_t file, const run_file_args_t *args) {
 }
 
 static herr_t put_groups(hid_t file) {
-    static const char *const names[] = {"/tokens", "/text", "/steps", "/sampling", "/decomposition"};
+    static const char *const names[] = {"/tokens", "/text", "/steps", "/sampling", "/decomposition", "/clocks"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         hid_t group = H5Gcreate2(file, names[i], H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
         if (group < 0) return -1;
@@ -74,5 +74,7 @@ status_t run_header_write(hid_t file, const run_file_args_t *args) {
     if (result >= 0 && args->prompt_text)
         result = run_put_text(file, "/text/prompt", args->prompt_text, strlen(args->prompt_text));
     if (result >= 0) result = run_put_routes(file, args->routes, args->n_routes);
+    if (result >= 0)
+        result = run_put_rank_table(file, "/clocks/start", run_clock_type(), args->n_ranks, args->clocks, "ns");
     return result < 0 ? h5_fail(STATUS_DEVICE, "write", args->path) : STATUS_OK;
 }

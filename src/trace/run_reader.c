@@ -235,6 +235,29 @@ static status_t read_compound(const source_t *source, const char *name, hid_t ty
     return status;
 }
 
+static status_t read_clocks(const source_t *source, const char *name, const run_record_t *record,
+                            clock_offset_t **clocks) {
+    size_t n_rows;
+    if (!has_object(source, "/clocks") || !has_object(source, name)) return STATUS_OK;
+    TRY(read_compound(source, name, run_clock_type(), 0, clocks, &n_rows));
+    if (n_rows == (size_t)record->n_ranks) return STATUS_OK;
+    return status_fail(STATUS_INPUT, "%s: %s has %zu rows, but there are %" PRId64 " ranks", source->path, name, n_rows,
+                       record->n_ranks);
+}
+
+/* The writer knows a clock's offset at the start alone. What the offset has grown by at the end has come evenly. */
+static void correct_drift(run_record_t *record) {
+    if (!record->clocks || !record->clocks_end || record->n_steps == 0) return;
+    size_t last = record->n_steps - 1;
+    double length_ns = (double)(record->start_ns[last] + record->wall_ns[last]);
+    for (size_t i = 0; i < record->n_ops; i++) {
+        run_op_t *op = &record->ops[i];
+        if (op->rank < 0 || op->rank >= record->n_ranks || !(length_ns > 0)) continue;
+        double drift_ns = (double)(record->clocks_end[op->rank].offset_ns - record->clocks[op->rank].offset_ns);
+        op->start_ns -= (int64_t)(drift_ns * ((double)op->start_ns / length_ns));
+    }
+}
+
 static status_t read_content(const source_t *source, bool with_ops, run_record_t *record) {
     TRY(read_attributes(source, record));
     void *prompt;
@@ -255,6 +278,9 @@ static status_t read_content(const source_t *source, bool with_ops, run_record_t
     record->has_logits = has_object(source, "/sampling/logits");
     record->has_ops = has_object(source, "/ops");
     if (record->has_ops && with_ops) TRY(read_compound(source, "/ops", run_op_type(), 0, &record->ops, &record->n_ops));
+    TRY(read_clocks(source, "/clocks/start", record, &record->clocks));
+    TRY(read_clocks(source, "/clocks/end", record, &record->clocks_end));
+    correct_drift(record);
     return read_routes(source, record);
 }
 
@@ -309,8 +335,9 @@ void run_record_free(run_record_t *record) {
         memory_free(texts[i]);
     for (int part = 0; part < RUN_N_PARTS; part++)
         memory_free(record->part_ms[part]);
-    void *tables[] = {record->prompt,    record->generated, record->start_ns, record->wall_ns, record->host_gap_ns,
-                      record->device_ns, record->pairs,     record->memory,   record->routes,  record->ops};
+    void *tables[] = {record->prompt,      record->generated, record->start_ns, record->wall_ns,
+                      record->host_gap_ns, record->device_ns, record->pairs,    record->memory,
+                      record->routes,      record->ops,       record->clocks,   record->clocks_end};
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
         memory_free(tables[i]);
     memory_free(record);

@@ -45,7 +45,8 @@ typedef struct run_record {
     char *route_texts; /* what routes point into */
     bool has_ops, has_logits;
     size_t n_ops;
-    run_op_t *ops; /* [n_ops]; NULL unless asked for */
+    run_op_t *ops; /* [n_ops]; NULL unless asked for. Where ranks' clocks drifted, start_ns is put right */
+    clock_offset_t *clocks, *clocks_end; /* [n_ranks]: of ranks' clocks against rank 0's; NULL if not measured */
 } run_record_t;
 
 /* Loads a run file. While it is being written, the rows that all tables have are given. STATUS_INPUT: missing, not a

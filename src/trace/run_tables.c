@@ -324,17 +324,6 @@ static status_t hash_tokens(const run_tables_t *file, char text[HASH_SHA256_TEXT
     return status;
 }
 
-static herr_t put_memory(hid_t file, int n_ranks, const run_memory_t *memory) {
-    hid_t type = run_memory_type();
-    herr_t result = run_put_dataset(file, "/memory", type, 1, &(hsize_t){(hsize_t)n_ranks}, memory);
-    H5Tclose(type);
-    if (result < 0) return result;
-    hid_t dataset = H5Dopen2(file, "/memory", H5P_DEFAULT);
-    result = h5_put_text(dataset, "unit", "bytes");
-    H5Dclose(dataset);
-    return result;
-}
-
 /* Reserves `bytes` more behind the end of a closed file. */
 static status_t reserve_at_end(const char *path, uint64_t bytes) {
     struct stat info;
@@ -353,7 +342,9 @@ static status_t reserve_at_end(const char *path, uint64_t bytes) {
 static herr_t put_ending(hid_t file, int n_ranks, const run_end_t *end, const char *token_hash) {
     char time[32];
     clock_utc_text(time, sizeof time);
-    herr_t result = put_memory(file, n_ranks, end->memory);
+    herr_t result = run_put_rank_table(file, "/memory", run_memory_type(), n_ranks, end->memory, "bytes");
+    if (result >= 0 && end->clocks)
+        result = run_put_rank_table(file, "/clocks/end", run_clock_type(), n_ranks, end->clocks, "ns");
     if (result >= 0 && end->text) result = run_put_text(file, "/text/generated", end->text, end->text_bytes);
     if (result >= 0) result = H5Ldelete(file, "/routes", H5P_DEFAULT);
     if (result >= 0) result = run_put_routes(file, end->routes, end->n_routes);

@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "base/h5.h"
 #include "base/memory.h"
 
 static const char *const memory_names[RUN_N_MEMORY] = {
@@ -52,6 +53,13 @@ hid_t run_memory_type(void) {
     return type;
 }
 
+hid_t run_clock_type(void) {
+    hid_t type = H5Tcreate(H5T_COMPOUND, sizeof(clock_offset_t));
+    H5Tinsert(type, "offset_ns", offsetof(clock_offset_t, offset_ns), H5T_NATIVE_INT64);
+    H5Tinsert(type, "round_trip_ns", offsetof(clock_offset_t, round_trip_ns), H5T_NATIVE_INT64);
+    return type;
+}
+
 const char *run_memory_name(int index) { return memory_names[index]; }
 
 herr_t run_put_dataset(hid_t file, const char *name, hid_t type, int n_dims, const hsize_t *dims, const void *data) {
@@ -61,6 +69,16 @@ herr_t run_put_dataset(hid_t file, const char *name, hid_t type, int n_dims, con
     if (result >= 0 && data) result = H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data);
     if (dataset >= 0) H5Dclose(dataset);
     H5Sclose(space);
+    return result;
+}
+
+herr_t run_put_rank_table(hid_t file, const char *name, hid_t type, int n_ranks, const void *data, const char *unit) {
+    herr_t result = run_put_dataset(file, name, type, 1, &(hsize_t){(hsize_t)n_ranks}, data);
+    H5Tclose(type);
+    if (result < 0) return result;
+    hid_t dataset = H5Dopen2(file, name, H5P_DEFAULT);
+    result = h5_put_text(dataset, "unit", unit);
+    H5Dclose(dataset);
     return result;
 }
 

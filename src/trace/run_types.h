@@ -34,6 +34,7 @@ hid_t run_text_type(size_t bytes);
 hid_t run_pair_type(void);   /* token_pair_t */
 hid_t run_op_type(void);     /* run_op_t */
 hid_t run_memory_type(void); /* run_memory_t */
+hid_t run_clock_type(void);  /* clock_offset_t */
 
 /* Number of members of run_memory_t, and the name of each in the order of the struct; all are int64_t. */
 enum { RUN_N_MEMORY = 8 };
@@ -45,6 +46,9 @@ herr_t run_put_dataset(hid_t file, const char *name, hid_t type, int n_dims, con
 /* /routes: a table of three texts, each as wide as its longest. Negative on failure. */
 herr_t run_put_routes(hid_t file, const run_route_t *routes, size_t n_routes);
 herr_t run_put_text(hid_t file, const char *name, const char *text, size_t bytes);
+
+/* A dataset [n_ranks] with its unit; closes `type`. */
+herr_t run_put_rank_table(hid_t file, const char *name, hid_t type, int n_ranks, const void *data, const char *unit);
 
 #ifdef __cplusplus
 }

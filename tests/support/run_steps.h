@@ -54,6 +54,8 @@ static const run_route_t steps_routes[] = {
     {"push", "off", "one host has no peer access"},
 };
 
+static const clock_offset_t steps_clocks[STEPS_N_RANKS] = {{0, 0}, {.offset_ns = 7000, .round_trip_ns = 90}};
+
 static inline run_file_args_t steps_args(const char *path, int64_t max_new) {
     return (run_file_args_t){.path = path,
                              .n_ranks = STEPS_N_RANKS,
@@ -77,7 +79,8 @@ static inline run_file_args_t steps_args(const char *path, int64_t max_new) {
                              .has_ops = true,
                              .n_top_logprobs = STEPS_N_TOP,
                              .routes = steps_routes,
-                             .n_routes = 2};
+                             .n_routes = 2,
+                             .clocks = steps_clocks};
 }
 
 #endif

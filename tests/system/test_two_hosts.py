@@ -14,6 +14,7 @@ from conftest import GALVANI, galvani
 from jobs import Job, tokens_in
 
 DEVICE = 5
+CLOCK_S = 5000
 NEAR, FAR = "10.213.0.1", "10.213.0.2"
 
 
@@ -23,8 +24,13 @@ class Hosts:
     def __init__(self, directory):
         self.near, self.far = f"galvani-{os.getpid()}-a", f"galvani-{os.getpid()}-b"
         self.agent = directory / "agent"
+        # Like another machine's, the second host's clock counts from another beginning.
+        clock = ["--time", "--monotonic", str(CLOCK_S), "--fork"]
+        has_clock = subprocess.run(["unshare", *clock, "true"], capture_output=True, check=False).returncode == 0
+        self.clock_s = CLOCK_S if has_clock else 0
+        own = ["unshare", "--uts", *(clock if has_clock else [])]
         # As ssh is called: the host, then a command line for its shell.
-        self.agent.write_text(f'#!/bin/sh\nshift\nexec ip netns exec {self.far} unshare --uts sh -c "hostname host-b; $*"\n')
+        self.agent.write_text(f'#!/bin/sh\nshift\nexec ip netns exec {self.far} {" ".join(own)} sh -c "hostname host-b; $*"\n')
         self.agent.chmod(0o755)
 
     def ip(self, *words):
@@ -88,6 +94,21 @@ def test_two_hosts_compute_what_one_does(hosts, nano_shards, golden_shards, tmp_
         assert two.attrs["rank_hosts"] == ",".join(["host-a"] * half + ["host-b"] * half)
         assert np.array_equal(two["/tokens/generated"][:], one["/tokens/generated"][:])
         assert np.array_equal(two["/sampling/logits"][:], one["/sampling/logits"][:])
+        check_clocks(two, ranks, hosts.clock_s)
+
+
+def check_clocks(run, ranks, clock_s):
+    """All ranks' operators lie in their steps on one clock, but for ranks that the machine lets wait for a core."""
+    for when in ("start", "end"):
+        clocks = run["/clocks"][when][:]
+        assert len(clocks) == ranks and (clocks["round_trip_ns"][1:] > 0).all() and (clocks["round_trip_ns"] < 1e8).all()
+        assert (clocks["offset_ns"][: ranks // 2] == 0).all()
+        assert np.allclose(clocks["offset_ns"][ranks // 2 :], clock_s * 1e9, atol=1e8)
+    ops, start, wall = run["/ops"][:], run["/steps/start_ns"][:], run["/steps/wall_ns"][:]
+    for rank in range(ranks):
+        mine = ops[ops["rank"] == rank]
+        begins, ends = start[mine["step"]] - 1e6, (start + wall)[mine["step"]] + 1e6
+        assert np.mean((mine["start_ns"] >= begins) & (mine["start_ns"] + mine["dur_ns"] <= ends)) > 0.9
 
 
 def start_long_run(hosts, model, directory, **more):

@@ -160,6 +160,30 @@ static void test_whole_run(void **state) {
     run_record_free(record);
 }
 
+/* Rank 1's clock ran away by 1000 ns while the run lasted: half of that is taken from what happened in its middle. */
+static void test_drifting_clock(void **state) {
+    const fixture_t *fixture = *state;
+    run_file_t *file = create(fixture->path, 5);
+    assert_int_equal(append(file, 0, 5), STATUS_OK);
+    steps_row_t last;
+    steps_fill(4, &last);
+    int64_t end_ns = last.step.start_ns + last.step.wall_ns;
+    const op_record_t ops[] = {{.op = "first", .start_ns = 0}, {.op = "middle", .start_ns = end_ns / 2}};
+    for (int rank = 0; rank < STEPS_N_RANKS; rank++)
+        assert_int_equal(run_file_append_ops(file, 0, rank, ops, 2), STATUS_OK);
+    const run_memory_t memory[STEPS_N_RANKS] = {{0}};
+    const clock_offset_t clocks[STEPS_N_RANKS] = {{0}, {.offset_ns = steps_clocks[1].offset_ns + 1000}};
+    const run_end_t end = {.memory = memory, .stop_reason = "length", .clocks = clocks};
+    assert_int_equal(run_file_finish(file, &end), STATUS_OK);
+    run_record_t *record = load(fixture->path);
+    assert_int_equal(record->clocks[1].round_trip_ns, 90);
+    assert_int_equal(record->clocks_end[1].offset_ns, 8000);
+    assert_int_equal(record->ops[1].start_ns, end_ns / 2);
+    assert_int_equal(record->ops[2].start_ns, 0);
+    assert_in_range(record->ops[3].start_ns, end_ns / 2 - 501, end_ns / 2 - 499);
+    run_record_free(record);
+}
+
 /* Nothing but tokens and times: no text, no pairs, no routes, no tokens at all. */
 static void test_bare_run(void **state) {
     const fixture_t *fixture = *state;
@@ -420,6 +444,7 @@ static void test_flipped_bytes(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_whole_run, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_drifting_clock, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_bare_run, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_long_run, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_abandoned_run, set_up, tear_down),
