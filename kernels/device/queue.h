@@ -16,10 +16,11 @@ extern "C" {
 typedef struct device_queue device_queue_t;
 struct route_state; /* device/route.h */
 
-/* y[t] (+)= weight x[t] for many tokens, FP16 with FP32 sums; the backend gives it (cuBLAS). */
+/* y[t] (+)= weight x[t] for many tokens, FP16 with FP32 sums; the backend gives it (cuBLAS). Q8 and QPN8 weights are
+ * first turned into FP16. */
 typedef struct gemm_args {
     int64_t n_tokens;
-    matrix_t weight;       /* FP16 [n_outputs, n_inputs] */
+    matrix_t weight;       /* FP16, Q8 or QPN8 [n_outputs, n_inputs] */
     const activation_t *x; /* [n_tokens, n_inputs] */
     void *y;               /* [n_tokens, n_outputs], FP16, or FP32 with y_is_f32 */
     bool y_is_f32;
@@ -31,6 +32,7 @@ struct device_queue {
     int n_sms;                  /* multiprocessors of the device */
     status_t (*gemm)(const device_queue_t *queue, const gemm_args_t *args);
     void *gemm_context;         /* the backend's */
+    activation_t *gemm_scratch; /* room for the largest 8-bit matrix as FP16; NULL: there is none */
     struct route_state *routes; /* [N_KERNEL_ROUTES]: its fast paths; counted through a const queue too */
     const char *pdl_refusal;    /* why programmatic dependent launch cannot be had; NULL where it can */
 };

@@ -1,4 +1,5 @@
 #include "gr/gr.h"
+#include "linear/dense8.h"
 #include "linear/gemv.cuh"
 #include "linear/linear.h"
 
@@ -165,9 +166,8 @@ status_t launch_gr_inject(const gr_inject_args_t *args, const device_queue_t *qu
 }
 
 size_t gr_mix_cuda_workspace_bytes(const gr_mix_args_t *args) {
-    int64_t width = args->up.rows, lowrank = args->down.rows; /* z and a; behind a GEMM down and gate as well */
-    int64_t n_values = args->n_tokens > LINEAR_MAX_GEMV_TOKENS ? 2 * (width + lowrank) : width + lowrank;
-    return (size_t)(args->n_tokens * n_values) * sizeof(__half);
+    /* z and a; behind a GEMM down and gate as well */
+    return (size_t)(args->n_tokens * 2 * (args->up.rows + args->down.rows)) * sizeof(__half);
 }
 
 status_t launch_gr_mix(const gr_mix_args_t *args, const device_queue_t *queue) {
@@ -182,7 +182,7 @@ status_t launch_gr_mix(const gr_mix_args_t *args, const device_queue_t *queue) {
     gr_norm_f32_kernel<<<dim3((unsigned int)n_tokens, (unsigned int)args->hc_count), threads, 0, queue->stream>>>(*args,
                                                                                                                   z);
     TRY(queue_check_launch("gr_mix"));
-    if (n_tokens > LINEAR_MAX_GEMV_TOKENS) return mix_many(args, queue, z, a, epilogue);
+    if (n_tokens > LINEAR_MAX_GEMV_TOKENS || dense8_is_format(args->down.dtype)) return mix_many(args, queue, z, a, epilogue);
 
     /* block_inject lies directly behind down where the loader put it there: one launch then takes both */
     const __half *down = (const __half *)args->down.data;

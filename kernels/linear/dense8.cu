@@ -65,6 +65,52 @@ __global__ void __launch_bounds__(THREADS) dense8_quantize_qpn8_kernel(matrix_t 
         codes[i] = scale > 0.0f ? e4m3_of(__half2float(values[i]) / scale) : 0;
 }
 
+/* Each block takes every 256th row; what a thread adds of one row is short enough for FP32. */
+template <dtype_t DTYPE>
+__global__ void __launch_bounds__(THREADS)
+    dense8_errors_kernel(matrix_t source, matrix_t target, int64_t n_scales, double *errors) {
+    __shared__ double sums[2][THREADS];
+    double error = 0.0, norm = 0.0;
+    for (int64_t row = blockIdx.x; row < source.rows; row += gridDim.x) {
+        const __half *values = (const __half *)source.data + row * source.columns;
+        const uint8_t *codes = (const uint8_t *)target.data + row * source.columns;
+        float row_error = 0.0f, row_norm = 0.0f;
+        for (int64_t i = threadIdx.x; i < source.columns; i += THREADS) {
+            float decoded[4], value = __half2float(values[i]);
+            dense8_unpack4<DTYPE>(codes[i], decoded);
+            float scale = DTYPE == DTYPE_Q8
+                              ? __half2float(((const __half *)target.scales)[row * n_scales + i / DENSE8_GROUP])
+                              : ((const float *)target.scales)[row];
+            float difference = value - decoded[0] * scale;
+            row_error = fmaf(difference, difference, row_error);
+            row_norm = fmaf(value, value, row_norm);
+        }
+        error += (double)row_error;
+        norm += (double)row_norm;
+    }
+    sums[0][threadIdx.x] = error;
+    sums[1][threadIdx.x] = norm;
+    __syncthreads();
+    if (threadIdx.x >= 2) return;
+    double sum = 0.0;
+    for (int i = 0; i < THREADS; i++)
+        sum += sums[threadIdx.x][i];
+    errors[2 + 2 * blockIdx.x + threadIdx.x] = sum;
+}
+
+/* One block of two threads. */
+__global__ void dense8_add_errors_kernel(double *errors) {
+    for (int i = 0; i < DENSE8_ERROR_BLOCKS; i++)
+        errors[threadIdx.x] += errors[2 + 2 * i + threadIdx.x];
+}
+
+template <dtype_t DTYPE> status_t launch_errors(const dense8_args_t *args, int64_t n_scales, cudaStream_t stream) {
+    dense8_errors_kernel<DTYPE>
+        <<<DENSE8_ERROR_BLOCKS, THREADS, 0, stream>>>(args->source, args->target, n_scales, args->errors);
+    dense8_add_errors_kernel<<<1, 2, 0, stream>>>(args->errors);
+    return queue_check_launch("dense8_quantize");
+}
+
 /* One block a row; four columns a thread with VECTOR (columns a multiple of 4, aligned to 8 bytes), else one. Any size.
  * Reads 1 + 1/32 and writes 2 bytes a value. */
 template <dtype_t DTYPE, bool VECTOR>
@@ -115,7 +161,10 @@ status_t launch_dense8_quantize(const dense8_args_t *args, const device_queue_t 
     else
         dense8_quantize_qpn8_kernel<<<(unsigned int)source->rows, THREADS, 0, queue->stream>>>(*source, codes,
                                                                                                (float *)scales);
-    return queue_check_launch("dense8_quantize");
+    TRY(queue_check_launch("dense8_quantize"));
+    if (!args->errors) return STATUS_OK;
+    return target->dtype == DTYPE_Q8 ? launch_errors<DTYPE_Q8>(args, n_scales, queue->stream)
+                                     : launch_errors<DTYPE_QPN8>(args, n_scales, queue->stream);
 }
 
 status_t launch_dense8_dequantize(const dense8_args_t *args, const device_queue_t *queue) {

@@ -1,56 +1,57 @@
 #ifndef GALVANI_KERNELS_LINEAR_DENSE8_CUH
 #define GALVANI_KERNELS_LINEAR_DENSE8_CUH
 
-/* Codes of linear/dense8.h to FP32, still without their scale. The same values on every architecture. */
+/* Codes of linear/dense8.h to FP16, exact, or FP32; still without their scale. The same values on every architecture.
+ */
 
 #include <cuda_fp16.h>
 #include <stdint.h>
 
 #include "linear/dense8.h"
 
-static __device__ __forceinline__ __half2 half2_of_bits(uint32_t bits) {
-    return __halves2half2(__ushort_as_half((unsigned short)bits), __ushort_as_half((unsigned short)(bits >> 16)));
-}
+static __device__ __forceinline__ __half2 half2_of_bits(uint32_t bits) { return *(const __half2 *)&bits; }
+static __device__ __forceinline__ uint32_t bits_of_half2(__half2 pair) { return *(const uint32_t *)&pair; }
 
-/* Four INT8 codes. A byte c + 128 under 0x64 is the FP16 number 1024 + 128 + c, from which the difference is exact. */
-static __device__ __forceinline__ void q8_unpack4(uint32_t codes, float values[4]) {
+/* Four INT8 codes as FP16 pairs. A byte c + 128 under 0x64 is the FP16 number 1024 + 128 + c; the difference is exact.
+ */
+static __device__ __forceinline__ void q8_halves4(uint32_t codes, uint32_t pairs[2]) {
     uint32_t biased = codes ^ 0x80808080u;
     __half2 offset = half2_of_bits(0x64806480u); /* 1152 */
-    float2 low = __half22float2(__hsub2(half2_of_bits(__byte_perm(biased, 0x64646464u, 0x4140)), offset));
-    float2 high = __half22float2(__hsub2(half2_of_bits(__byte_perm(biased, 0x64646464u, 0x4342)), offset));
-    values[0] = low.x;
-    values[1] = low.y;
-    values[2] = high.x;
-    values[3] = high.y;
+    pairs[0] = bits_of_half2(__hsub2(half2_of_bits(__byte_perm(biased, 0x64646464u, 0x4140)), offset));
+    pairs[1] = bits_of_half2(__hsub2(half2_of_bits(__byte_perm(biased, 0x64646464u, 0x4342)), offset));
 }
 
 /* Two E4M3 codes, in the low 16 bits. No code is NaN. */
-static __device__ __forceinline__ float2 qpn8_unpack2(uint32_t codes) {
+static __device__ __forceinline__ uint32_t qpn8_halves2(uint32_t codes) {
 #if __CUDA_ARCH__ >= 890
     uint32_t bits;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(bits) : "h"((unsigned short)codes));
-    return __half22float2(half2_of_bits(bits));
+    return bits;
 #else
     /* Sign, exponent and mantissa where FP16 has them make code * 2^-8, exact also where it is subnormal. */
     uint32_t high = __byte_perm(codes, 0, 0x1404);
     uint32_t bits = (high & 0x80008000u) | ((high & 0x7F007F00u) >> 1);
-    return __half22float2(__hmul2(half2_of_bits(bits), half2_of_bits(0x5C005C00u)));
+    return bits_of_half2(__hmul2(half2_of_bits(bits), half2_of_bits(0x5C005C00u)));
 #endif
 }
 
-static __device__ __forceinline__ void qpn8_unpack4(uint32_t codes, float values[4]) {
-    float2 low = qpn8_unpack2(codes & 0xFFFFu), high = qpn8_unpack2(codes >> 16);
+template <dtype_t DTYPE> static __device__ __forceinline__ void dense8_halves4(uint32_t codes, uint32_t pairs[2]) {
+    if (DTYPE == DTYPE_Q8) {
+        q8_halves4(codes, pairs);
+    } else {
+        pairs[0] = qpn8_halves2(codes & 0xFFFFu);
+        pairs[1] = qpn8_halves2(codes >> 16);
+    }
+}
+
+template <dtype_t DTYPE> static __device__ __forceinline__ void dense8_unpack4(uint32_t codes, float values[4]) {
+    uint32_t pairs[2];
+    dense8_halves4<DTYPE>(codes, pairs);
+    float2 low = __half22float2(half2_of_bits(pairs[0])), high = __half22float2(half2_of_bits(pairs[1]));
     values[0] = low.x;
     values[1] = low.y;
     values[2] = high.x;
     values[3] = high.y;
-}
-
-template <dtype_t DTYPE> static __device__ __forceinline__ void dense8_unpack4(uint32_t codes, float values[4]) {
-    if (DTYPE == DTYPE_Q8)
-        q8_unpack4(codes, values);
-    else
-        qpn8_unpack4(codes, values);
 }
 
 /* The sixteen codes of one 16-byte word. */

@@ -29,22 +29,24 @@ static inline int64_t dense8_row_scales(dtype_t dtype, int64_t columns) {
     return dtype == DTYPE_Q8 ? (columns + DENSE8_GROUP - 1) / DENSE8_GROUP : 1;
 }
 
-/* Memory of a matrix: codes, then from the next multiple of 256 bytes on the scales. */
+/* Memory of a matrix: codes, then from the next multiple of 16 bytes on the scales. */
 size_t dense8_bytes(dtype_t dtype, int64_t rows, int64_t columns);
 
 /* The matrix that lies, or is to lie, in `memory` of dense8_bytes. */
 matrix_t dense8_matrix(dtype_t dtype, int64_t rows, int64_t columns, void *memory);
 
-/* `target` (DTYPE_Q8 or DTYPE_QPN8, of dense8_matrix) from the FP16 matrix `source` of the same shape. CPU and CUDA
- * give the same bits, NaNs apart. */
 typedef struct dense8_args {
-    matrix_t source, target;
+    matrix_t source, target; /* of one shape; the 8-bit one is that of dense8_matrix, the other FP16 */
+    double *errors;          /* [DENSE8_ERRORS] or NULL: see dense8_quantize */
 } dense8_args_t;
 
+/* The 8-bit `target` from the FP16 `source`; CPU and CUDA give the same bits, NaNs apart. Adds the squares of all
+ * w - code * scale to errors[0] and of all w to errors[1]; what is behind those two is scratch. */
+enum { DENSE8_ERROR_BLOCKS = 256, DENSE8_ERRORS = 2 + 2 * DENSE8_ERROR_BLOCKS };
 status_t dense8_quantize_cpu(const dense8_args_t *args);
 status_t launch_dense8_quantize(const dense8_args_t *args, const device_queue_t *queue);
 
-/* The way back: `target` is FP16, code * scale rounded to it. For products of many tokens, and as the reference. */
+/* The FP16 `target` from the 8-bit `source`: code * scale, rounded. For products of many tokens. */
 status_t dense8_dequantize_cpu(const dense8_args_t *args);
 status_t launch_dense8_dequantize(const dense8_args_t *args, const device_queue_t *queue);
 

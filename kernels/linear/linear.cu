@@ -1,3 +1,4 @@
+#include "linear/dense8.h"
 #include "linear/gemv.cuh"
 #include "linear/linear.h"
 
@@ -20,7 +21,7 @@ struct store_f32 {
 } // namespace
 
 status_t launch_linear(const linear_args_t *args, const device_queue_t *queue) {
-    if (args->n_tokens > LINEAR_MAX_GEMV_TOKENS) {
+    if (args->n_tokens > LINEAR_MAX_GEMV_TOKENS || dense8_is_format(args->weight.dtype)) {
         gemm_args_t gemm = {};
         gemm.n_tokens = args->n_tokens;
         gemm.weight = args->weight;

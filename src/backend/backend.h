@@ -21,6 +21,7 @@
 #include "fill/fill.h"
 #include "gdn/gdn.h"
 #include "gr/gr.h"
+#include "linear/dense8.h"
 #include "linear/linear.h"
 #include "ngram/ngram_rows.h"
 #include "ple/ple.h"
@@ -75,6 +76,13 @@ typedef struct backend_ops {
      * CUDA, in place. `loaded` comes behind the last one and reports what FP16 could not hold. */
     status_t (*adopt_matrix)(backend_t *backend, matrix_t *matrix);
     status_t (*loaded)(backend_t *backend);
+
+    /* Dense matrices in 8 bits (linear/dense8.h): `linear` and `gr_mix` take them, for many tokens by way of FP16 in
+     * `scratch`, which has room for the largest and is borrowed until set to NULL. */
+    bool takes_dense8;
+    status_t (*dense8_quantize)(backend_t *backend, const dense8_args_t *args);
+    status_t (*dense8_dequantize)(backend_t *backend, const dense8_args_t *args);
+    void (*set_dense8_scratch)(backend_t *backend, activation_t *scratch); /* NULL without takes_dense8 */
 
     /* Work between `begin` and `end` is not run but recorded, as one unit that `replay` runs any number of times with
      * the same pointers. NULL where the backend cannot. Only ops and all_reduce may be recorded. */

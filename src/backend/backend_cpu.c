@@ -89,6 +89,16 @@ static status_t cpu_loaded(backend_t *backend) {
     return STATUS_OK;
 }
 
+static status_t cpu_dense8_quantize(backend_t *backend, const dense8_args_t *args) {
+    (void)backend;
+    return dense8_quantize_cpu(args);
+}
+
+static status_t cpu_dense8_dequantize(backend_t *backend, const dense8_args_t *args) {
+    (void)backend;
+    return dense8_dequantize_cpu(args);
+}
+
 static status_t cpu_all_reduce(backend_t *backend, activation_t *data, size_t n) {
     return comm_all_reduce_sum(backend->comm, data, n);
 }
@@ -197,6 +207,8 @@ static const backend_ops_t cpu_ops = {
     .copy = cpu_copy,
     .adopt_matrix = cpu_adopt_matrix,
     .loaded = cpu_loaded,
+    .dense8_quantize = cpu_dense8_quantize,
+    .dense8_dequantize = cpu_dense8_dequantize,
     .all_reduce = cpu_all_reduce,
     .gr_mix_workspace_bytes = gr_mix_workspace_bytes,
     .gdn_core_workspace_bytes = gdn_core_workspace_bytes,

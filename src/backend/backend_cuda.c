@@ -233,6 +233,18 @@ static status_t cuda_loaded(backend_t *backend) {
     return STATUS_OK;
 }
 
+static status_t cuda_dense8_quantize(backend_t *backend, const dense8_args_t *args) {
+    return launch_dense8_quantize(args, &state_of(backend)->queue);
+}
+
+static status_t cuda_dense8_dequantize(backend_t *backend, const dense8_args_t *args) {
+    return launch_dense8_dequantize(args, &state_of(backend)->queue);
+}
+
+static void cuda_set_dense8_scratch(backend_t *backend, activation_t *scratch) {
+    state_of(backend)->queue.gemm_scratch = scratch;
+}
+
 static status_t cuda_mark(backend_t *backend, size_t index) {
     cuda_state_t *state = state_of(backend);
     for (; state->n_marks <= index; state->n_marks++)
@@ -401,6 +413,10 @@ static const backend_ops_t cuda_ops = {
     .copy = cuda_copy,
     .adopt_matrix = cuda_adopt_matrix,
     .loaded = cuda_loaded,
+    .takes_dense8 = true,
+    .dense8_quantize = cuda_dense8_quantize,
+    .dense8_dequantize = cuda_dense8_dequantize,
+    .set_dense8_scratch = cuda_set_dense8_scratch,
     .record_begin = cuda_record_begin,
     .record_end = cuda_record_end,
     .record_n_launches = cuda_record_n_launches,

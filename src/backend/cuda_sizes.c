@@ -54,6 +54,7 @@ const backend_ops_t cuda_sizes = {
     .runtime_bytes = (size_t)CUDA_RUNTIME_MIB << 20,
     .recorded_layer_bytes = (size_t)CUDA_RECORDED_LAYER_KIB << 10,
     .comm_peer_bytes = PUSH_PEER_BYTES,
+    .takes_dense8 = true,
     .gr_mix_workspace_bytes = gr_mix,
     .gdn_core_workspace_bytes = gdn_core,
     .qsa_select_workspace_bytes = qsa_select,

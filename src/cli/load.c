@@ -51,7 +51,10 @@ status_t load_engine(const load_args_t *args, backend_t **backend, engine_t **en
     const backend_args_t backend_args = {
         .kind = plan_backend_kind(options->backend), .comm = args->comm, .all_reduce = options->comm};
     TRY(comm_agree(args->comm, backend_open(&backend_args, backend)));
+    dense_form_t dense;
+    TRY(plan_dense_form(options, (*backend)->ops, &dense));
     const engine_args_t engine_args = {.model = options->model,
+                                       .dense = dense,
                                        .synthetic_seed = (uint64_t)options->synthetic_seed,
                                        .comm = args->comm,
                                        .backend = *backend,

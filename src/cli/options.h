@@ -61,7 +61,7 @@ typedef struct options {
     bool plan;
     int64_t device_memory; /* bytes */
     /* system */
-    const char *model, *out, *backend, *comm, *trace, *log_level, *config;
+    const char *model, *out, *backend, *comm, *dense, *trace, *log_level, *config;
     int64_t prefill_chunk;
     int64_t stall_limit; /* seconds */
     bool quiet;

@@ -30,6 +30,24 @@ backend_kind_t plan_backend_kind(const char *name) {
     return strcmp(name, "cuda") == 0 ? BACKEND_CUDA : BACKEND_AUTO;
 }
 
+status_t plan_dense_form(const options_t *options, const backend_ops_t *ops, dense_form_t *form) {
+    bool is_on = true, is_controlled = false;
+    *form = (dense_form_t){0};
+    if (strcmp(options->dense, "auto") == 0 || strcmp(options->dense, "fp16") == 0) return STATUS_OK;
+    if (!ops->takes_dense8)
+        return status_fail(STATUS_USAGE,
+                           "--dense %s needs GPUs: the %s backend keeps weights as they are stored; take --dense auto",
+                           options->dense, ops->name);
+    for (int i = 0; i < options->n_routes; i++)
+        if (strcmp(options->routes[i].name, "dense8") == 0) is_on = options->routes[i].on;
+    for (int i = 0; i < options->n_control_routes; i++)
+        is_controlled |= strcmp(options->control_routes[i].name, "dense8") == 0;
+    form->is_8bit = is_on || is_controlled;
+    form->dtype = strcmp(options->dense, "q8") == 0 ? DTYPE_Q8 : DTYPE_QPN8;
+    form->keep_f16 = is_controlled;
+    return STATUS_OK;
+}
+
 /* A directory without shards for so many ranks may be a checkpoint that has yet to be converted. */
 static bool is_unsharded(const char *model, int tp_size) {
     char path[SHARD_PATH_BYTES];
@@ -177,7 +195,10 @@ static status_t plan_model(const options_t *options, planned_model_t *model, int
                            const backend_ops_t *ops, const room_t *room, int64_t max_context) {
     TRY(read_model(options, tp_size, model));
     TRY(check_context(&model->config, &max_context));
+    dense_form_t dense;
+    TRY(plan_dense_form(options, ops, &dense));
     memory_plan_args_t args = {.config = &model->config,
+                               .dense = dense,
                                .tensors = model->tensors,
                                .n_tensors = model->n_tensors,
                                .local = local_shape(&model->config, 0, tp_size),

@@ -8,14 +8,22 @@
 #include "base/hash.h"
 #include "base/heartbeat.h"
 #include "base/interrupt.h"
+#include "base/log.h"
 #include "engine/sampler.h"
 #include "model/memory_plan.h"
 #include "model/step.h"
 
 /* The engine's own routes; behind them come the backend's (device/route.h). */
-enum { ROUTE_CUDA_GRAPH, N_OWN_ROUTES, N_ROUTES = N_OWN_ROUTES + N_KERNEL_ROUTES, REASON_BYTES = 48 };
+enum {
+    ROUTE_CUDA_GRAPH,
+    ROUTE_DENSE8,
+    N_OWN_ROUTES,
+    N_ROUTES = N_OWN_ROUTES + N_KERNEL_ROUTES,
+    REASON_BYTES = 48,
+    DENSE_REASON_BYTES = 256
+};
 
-static const char *const own_route_names[N_OWN_ROUTES] = {[ROUTE_CUDA_GRAPH] = "cuda_graph"};
+static const char *const own_route_names[N_OWN_ROUTES] = {[ROUTE_CUDA_GRAPH] = "cuda_graph", [ROUTE_DENSE8] = "dense8"};
 
 struct engine {
     comm_t *comm;
@@ -26,8 +34,10 @@ struct engine {
     int64_t max_context, prefill_chunk;
     bool record; /* what the route cuda_graph is asked to be */
     engine_route_t routes[N_ROUTES];
+    dense_form_t dense;
     char route_reasons[N_KERNEL_ROUTES][REASON_BYTES]; /* what some of them point to */
-    bool is_decode;                                    /* the last step had one token */
+    char dense_reason[DENSE_REASON_BYTES];
+    bool is_decode; /* the last step had one token */
     int64_t n_valid_tokens;
 
     op_trace_t *trace;
@@ -82,6 +92,7 @@ static status_t take_settings(engine_t *engine, const engine_args_t *args) {
                            "a context of %" PRId64 " tokens is wanted; the model's max_position_embeddings is %" PRId64,
                            engine->max_context, config->max_position_embeddings);
     engine->record = args->cuda_graph;
+    engine->dense = args->dense;
     engine->prefill_chunk = args->prefill_chunk ? args->prefill_chunk : engine->backend->ops->prefill_chunk;
     if (engine->prefill_chunk < 1)
         return status_fail(STATUS_USAGE, "a prefill chunk must have at least 1 token, not %" PRId64,
@@ -113,6 +124,7 @@ static step_args_t step_args(const engine_t *engine, local_shape_t local) {
 static status_t check_memory(const engine_t *engine, const tensor_source_t *source, local_shape_t local) {
     backend_t *backend = engine->backend;
     memory_plan_args_t args = {.config = &engine->config,
+                               .dense = engine->dense,
                                .local = local,
                                .ops = backend->ops,
                                .max_context = engine->max_context,
@@ -159,6 +171,20 @@ static status_t alloc_state(engine_t *engine, const char *config_json, local_sha
     return alloc_sampling(engine, local);
 }
 
+/* What the 8-bit forms lose, for /routes. */
+static void describe_dense(engine_t *engine) {
+    const weights_t *weights = engine->weights;
+    size_t used = 0;
+    if (!engine->dense.is_8bit) return;
+    for (int role = 0; role < DENSE_N_ROLES && used < DENSE_REASON_BYTES; role++)
+        used += (size_t)snprintf(engine->dense_reason + used, DENSE_REASON_BYTES - used, "%s%s %.2f %%",
+                                 role                              ? ", "
+                                 : engine->dense.dtype == DTYPE_Q8 ? "q8; error of the weights: "
+                                                                   : "qpn8; error of the weights: ",
+                                 dense_role_name((dense_role_t)role), 100.0 * weights->dense_errors[role]);
+    log_info("dense    %s", engine->dense_reason);
+}
+
 /* Collective after each stage that a rank may fail in alone. */
 static status_t load(engine_t *engine, const engine_args_t *args, tensor_source_t *source) {
     const shard_info_t *info = tensor_source_info(source);
@@ -171,7 +197,9 @@ static status_t load(engine_t *engine, const engine_args_t *args, tensor_source_
     TRY(comm_agree(engine->comm, check_memory(engine, source, local)));
     TRY(comm_agree(engine->comm, alloc_state(engine, info->config_json, local)));
     TRY(engine_set_route(engine, "cuda_graph", args->cuda_graph));
-    return weights_load(source, engine->backend, &engine->weights);
+    TRY(weights_load(source, engine->backend, &args->dense, &engine->weights));
+    describe_dense(engine);
+    return engine_set_route(engine, "dense8", true);
 }
 
 status_t engine_create(const engine_args_t *args, engine_t **engine) {
@@ -276,11 +304,26 @@ static void set_cuda_graph(engine_t *engine, bool on) {
                                                 : "the backend, or what carries its sums, cannot record a step"};
 }
 
+/* Without both forms in memory there is nothing to switch. */
+static void set_dense8(engine_t *engine, bool on) {
+    engine_route_t *route = &engine->routes[ROUTE_DENSE8];
+    bool is_on = engine->dense.is_8bit && (on || !engine->dense.keep_f16);
+    *route = (engine_route_t){.name = "dense8", .on = is_on, .reason = "switched off"};
+    if (is_on) route->reason = on ? engine->dense_reason : "the FP16 weights were not kept";
+    if (on && !is_on)
+        route->reason =
+            engine->backend->ops->takes_dense8 ? "the weights were loaded as FP16" : "the CUDA backend alone has it";
+    weights_use_dense8(engine->weights, is_on);
+    step_forget_recordings(engine->step);
+}
+
 status_t engine_set_route(engine_t *engine, const char *name, bool on) {
     TRY(engine_check_route(name));
     int route = find_route(name);
     if (route == ROUTE_CUDA_GRAPH) {
         set_cuda_graph(engine, on);
+    } else if (route == ROUTE_DENSE8) {
+        set_dense8(engine, on);
     } else if (engine->backend->ops->routes) {
         engine->backend->ops->routes(engine->backend)[route - N_OWN_ROUTES] = (route_state_t){.wanted = on};
         step_forget_recordings(engine->step);

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "backend/backend.h"
+#include "model/dense.h"
 #include "model/op_trace.h"
 
 #ifdef __cplusplus
@@ -25,6 +26,7 @@ typedef struct engine_args {
     int64_t
         max_context; /* tokens that prompt and generation together may have; 0: max_position_embeddings of the config */
     int64_t prefill_chunk;  /* tokens computed at once in prefill; 0: the default */
+    dense_form_t dense;     /* of the dense projections; 8 bits need a backend that takes them */
     int32_t n_valid_tokens; /* ids from here on are padding and never chosen; 0: none */
     bool cuda_graph;        /* record the decode step once and replay it, where the backend can */
 } engine_args_t;

@@ -40,13 +40,15 @@ static status_t add(size_t bytes, size_t *sum) {
 }
 
 static status_t count_weights(const memory_plan_args_t *args, memory_plan_t *plan) {
+    const weights_plan_t weights = {
+        .config = args->config, .tensors = args->tensors, .n_tensors = args->n_tensors, .dense = args->dense};
     for (size_t i = 0; i < args->n_tensors; i++) {
         memory_label_t label;
         size_t bytes;
-        TRY(weights_tensor_bytes(&args->tensors[i], &label, &bytes));
+        TRY(weights_tensor_bytes(&weights, i, &label, &bytes));
         if (label == MEMORY_WEIGHTS) TRY(add(bytes, &plan->weights[group_of(args->tensors[i].path)]));
     }
-    TRY(weights_count(args->config, args->tensors, args->n_tensors, plan->needed));
+    TRY(weights_count(&weights, plan->needed));
     /* The hash constants of PLE are no tensors. */
     size_t tensors = 0;
     for (int group = 0; group < WEIGHTS_N_GROUPS; group++)

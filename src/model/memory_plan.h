@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "checkpoint/config.h"
+#include "model/dense.h"
 #include "model/shape.h"
 #include "shard/schema.h"
 
@@ -33,6 +34,7 @@ typedef struct memory_plan_args {
     const model_config_t *config;
     const schema_tensor_t *tensors; /* [n_tensors]: the rank's */
     size_t n_tensors;
+    dense_form_t dense; /* of the dense projections */
     local_shape_t local;
     const backend_ops_t *ops;
     int64_t max_context;   /* tokens */

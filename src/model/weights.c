@@ -1,6 +1,7 @@
 #include "model/weights.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,6 +18,7 @@ typedef struct loader {
     char group[32]; /* "/layers/07" */
     void *staging;  /* for what cannot be read where it belongs */
     size_t staging_bytes;
+    double *dense_errors; /* [DENSE_N_ROLES, DENSE8_ERRORS] in backend memory; NULL for FP16 */
 } loader_t;
 
 /* Vectors and convolution taps are few and are used in FP32 arithmetic, so they are kept as FP32. */
@@ -30,6 +32,7 @@ static memory_label_t label_of(const schema_tensor_t *tensor) {
     return strcmp(name, "table") == 0 ? MEMORY_PLE_TABLE : MEMORY_WEIGHTS;
 }
 
+/* As it is stored, or widened. */
 static status_t memory_of(const schema_tensor_t *tensor, size_t *bytes) {
     *bytes = 0;
     if (strcmp(strrchr(tensor->path, '/') + 1, "table_scale") == 0) return STATUS_OK; /* stands in ple_weights_t */
@@ -37,20 +40,25 @@ static status_t memory_of(const schema_tensor_t *tensor, size_t *bytes) {
     return is_widened(tensor) ? memory_product(*bytes, sizeof(float) / sizeof(uint16_t), bytes) : STATUS_OK;
 }
 
-status_t weights_tensor_bytes(const schema_tensor_t *tensor, memory_label_t *label, size_t *bytes) {
+status_t weights_tensor_bytes(const weights_plan_t *plan, size_t index, memory_label_t *label, size_t *bytes) {
+    const schema_tensor_t *tensor = &plan->tensors[index];
     *label = label_of(tensor);
-    return memory_of(tensor, bytes);
+    TRY(memory_of(tensor, bytes));
+    if (plan->dense.is_8bit && dense_role_of(tensor) < DENSE_N_ROLES) *bytes = dense_tensor_bytes(tensor, &plan->dense);
+    return STATUS_OK;
 }
 
-status_t weights_count(const model_config_t *config, const schema_tensor_t *tensors, size_t n_tensors,
-                       size_t needed[MEMORY_N_LABELS]) {
-    for (size_t i = 0; i < n_tensors; i++) {
+status_t weights_count(const weights_plan_t *plan, size_t needed[MEMORY_N_LABELS]) {
+    const model_config_t *config = plan->config;
+    for (size_t i = 0; i < plan->n_tensors; i++) {
+        memory_label_t label;
         size_t bytes;
-        TRY(memory_of(&tensors[i], &bytes));
-        needed[label_of(&tensors[i])] += bytes;
+        TRY(weights_tensor_bytes(plan, i, &label, &bytes));
+        needed[label] += bytes;
     }
     int64_t n_constants = config->ngram_size + 2 * config_n_ngram_heads(config);
     needed[MEMORY_WEIGHTS] += (size_t)(config->n_ple_layers * n_constants) * sizeof(int64_t);
+    if (plan->dense.is_8bit) needed[MEMORY_WORKSPACE] += dense_scratch_bytes(plan->tensors, plan->n_tensors);
     return STATUS_OK;
 }
 
@@ -107,8 +115,9 @@ static status_t load_tensor(loader_t *loader, const char *name, void **data) {
     return read_tensor(loader, index, *data);
 }
 
-/* The rows of several matrices of equal width, one below the other. `names` ends with NULL. */
-static status_t load_stored(loader_t *loader, const char *const names[], matrix_t *matrix) {
+/* The rows of several matrices of equal width, one below the other, in `place`; NULL: in memory of their own. `names`
+ * ends with NULL. */
+static status_t load_stored(loader_t *loader, const char *const names[], void *place, matrix_t *matrix) {
     size_t index, bytes, total = 0;
     int64_t n_rows = 0;
     for (int i = 0; names[i]; i++) {
@@ -118,8 +127,8 @@ static status_t load_stored(loader_t *loader, const char *const names[], matrix_
         n_rows += loader->tensors[index].shape[0];
     }
     const schema_tensor_t *last = &loader->tensors[index];
-    void *data;
-    TRY(allocate(loader, label_of(last), total, &data));
+    void *data = place;
+    if (!place) TRY(allocate(loader, label_of(last), total, &data));
     *matrix = (matrix_t){.data = data, .dtype = last->dtype, .rows = n_rows, .columns = last->shape[1]};
     for (int i = 0; names[i]; i++) {
         TRY(find(loader, names[i], &index));
@@ -133,8 +142,29 @@ static status_t load_stored(loader_t *loader, const char *const names[], matrix_
 /* The same, in the form that the backend's ops take. */
 static status_t load_stack(loader_t *loader, const char *const names[], matrix_t *matrix) {
     backend_t *backend = loader->weights->backend;
-    TRY(load_stored(loader, names, matrix));
+    TRY(load_stored(loader, names, NULL, matrix));
     return backend->ops->adopt_matrix(backend, matrix);
+}
+
+/* A dense projection, in the form that is asked for. The FP16 one passes through the scratch unless it is kept. */
+static status_t load_dense(loader_t *loader, dense_role_t role, const char *const names[], matrix_t *matrix) {
+    weights_t *weights = loader->weights;
+    backend_t *backend = weights->backend;
+    if (!weights->dense.is_8bit) return load_stack(loader, names, matrix);
+    matrix_t f16;
+    void *memory;
+    TRY(load_stored(loader, names, weights->dense.keep_f16 ? NULL : weights->dense_scratch, &f16));
+    TRY(backend->ops->adopt_matrix(backend, &f16));
+    TRY(allocate(loader, MEMORY_WEIGHTS, dense8_bytes(weights->dense.dtype, f16.rows, f16.columns), &memory));
+    const dense8_args_t args = {.source = f16,
+                                .target = dense8_matrix(weights->dense.dtype, f16.rows, f16.columns, memory),
+                                .errors = loader->dense_errors + role * DENSE8_ERRORS};
+    TRY(backend->ops->dense8_quantize(backend, &args));
+    *matrix = args.target;
+    if (weights->dense.keep_f16)
+        weights->dense_pairs[weights->n_dense_pairs++] =
+            (dense_pair_t){.place = matrix, .f16 = f16, .dense8 = args.target};
+    return STATUS_OK;
 }
 
 static status_t load_matrix(loader_t *loader, const char *name, matrix_t *matrix) {
@@ -172,9 +202,9 @@ static status_t load_gr(loader_t *loader, const char *mixer, bool with_inject, g
     snprintf(name, sizeof name, "%s/hc_norm", mixer);
     TRY(load_floats(loader, name, &weights->hc_norm));
     snprintf(name, sizeof name, "%s/input_mix_weight_down", mixer);
-    TRY(load_matrix(loader, name, &weights->down));
+    TRY(load_dense(loader, DENSE_GR_DOWN, (const char *const[]){name, NULL}, &weights->down));
     snprintf(name, sizeof name, "%s/input_mix_weight_up", mixer);
-    TRY(load_matrix(loader, name, &weights->up));
+    TRY(load_dense(loader, DENSE_GR_UP, (const char *const[]){name, NULL}, &weights->up));
     if (!with_inject) return STATUS_OK;
     snprintf(name, sizeof name, "%s/block_inject_weight", mixer);
     return load_matrix(loader, name, &weights->block_inject);
@@ -182,22 +212,24 @@ static status_t load_gr(loader_t *loader, const char *mixer, bool with_inject, g
 
 static status_t load_gdn(loader_t *loader, gdn_weights_t *weights) {
     static const char *const in_proj[] = {"gdn/in_proj_qkv", "gdn/in_proj_z", "gdn/in_proj_b", "gdn/in_proj_a", NULL};
-    TRY(load_stack(loader, in_proj, &weights->in_proj));
+    static const char *const out_proj[] = {"gdn/out_proj", NULL};
+    TRY(load_dense(loader, DENSE_GDN_IN, in_proj, &weights->in_proj));
     TRY(load_floats(loader, "gdn/conv1d", &weights->conv));
     TRY(load_floats(loader, "gdn/A_log", &weights->A_log));
     TRY(load_floats(loader, "gdn/dt_bias", &weights->dt_bias));
     TRY(load_floats(loader, "gdn/norm", &weights->norm));
-    return load_matrix(loader, "gdn/out_proj", &weights->out_proj);
+    return load_dense(loader, DENSE_GDN_OUT, out_proj, &weights->out_proj);
 }
 
 static status_t load_qsa(loader_t *loader, qsa_weights_t *weights) {
     static const char *const in_proj[] = {"qsa/q_proj", "qsa/k_proj", "qsa/v_proj", "qsa/index_qk_proj", NULL};
-    TRY(load_stack(loader, in_proj, &weights->in_proj));
+    static const char *const o_proj[] = {"qsa/o_proj", NULL};
+    TRY(load_dense(loader, DENSE_QSA_IN, in_proj, &weights->in_proj));
     TRY(load_floats(loader, "qsa/q_norm", &weights->q_norm));
     TRY(load_floats(loader, "qsa/k_norm", &weights->k_norm));
     TRY(load_floats(loader, "qsa/index_q_norm", &weights->index_q_norm));
     TRY(load_floats(loader, "qsa/index_k_norm", &weights->index_k_norm));
-    return load_matrix(loader, "qsa/o_proj", &weights->o_proj);
+    return load_dense(loader, DENSE_QSA_OUT, o_proj, &weights->o_proj);
 }
 
 static status_t load_experts(loader_t *loader, expert_weights_t *experts) {
@@ -253,7 +285,7 @@ static status_t load_ple(loader_t *loader, int64_t ple_index, ple_weights_t *wei
     const weights_t *model = loader->weights;
     ngram_derive(&model->config, ple_index, &weights->ngram);
     set_group(loader, "ple", model->config.ple_layers[ple_index]);
-    TRY(load_stored(loader, (const char *const[]){"table", NULL}, &weights->table));
+    TRY(load_stored(loader, (const char *const[]){"table", NULL}, NULL, &weights->table));
     TRY(load_ngram(loader, weights));
     weights->first_row = model->local.tp_rank * weights->table.rows;
     size_t index;
@@ -294,7 +326,8 @@ static status_t load_ends(loader_t *loader) {
 }
 
 /* The struct with its arrays, all matrices still empty. */
-static status_t create_empty(const tensor_source_t *source, backend_t *backend, size_t n_tensors, weights_t **weights) {
+static status_t create_empty(const tensor_source_t *source, backend_t *backend, const dense_form_t *dense,
+                             size_t n_tensors, weights_t **weights) {
     const shard_info_t *info = tensor_source_info(source);
     void *memory;
     status_t status;
@@ -303,7 +336,8 @@ static status_t create_empty(const tensor_source_t *source, backend_t *backend, 
     created->config = info->config;
     created->local = local_shape(&info->config, info->options.tp_rank, info->options.tp_size);
     created->backend = backend;
-    size_t n_allocations = n_tensors + N_NGRAM_ARRAYS * (size_t)info->config.n_ple_layers;
+    created->dense = *dense;
+    size_t n_allocations = 2 * n_tensors + N_NGRAM_ARRAYS * (size_t)info->config.n_ple_layers;
     TRY_GOTO(memory_alloc(MEMORY_OTHER, n_allocations, sizeof(void *), &memory), failed);
     created->allocations = memory;
     TRY_GOTO(memory_alloc(MEMORY_OTHER, (size_t)info->config.num_hidden_layers, sizeof(layer_weights_t), &memory),
@@ -311,6 +345,8 @@ static status_t create_empty(const tensor_source_t *source, backend_t *backend, 
     created->layers = memory;
     TRY_GOTO(memory_alloc(MEMORY_OTHER, (size_t)info->config.n_ple_layers, sizeof(ple_weights_t), &memory), failed);
     created->ple = memory;
+    TRY_GOTO(memory_alloc(MEMORY_OTHER, dense->keep_f16 ? n_tensors : 0, sizeof(dense_pair_t), &memory), failed);
+    created->dense_pairs = memory;
     *weights = created;
     return STATUS_OK;
 
@@ -319,25 +355,64 @@ failed:
     return status;
 }
 
-status_t weights_load(tensor_source_t *source, backend_t *backend, weights_t **weights) {
+static status_t prepare_dense(loader_t *loader) {
+    weights_t *weights = loader->weights;
+    backend_t *backend = weights->backend;
+    void *memory;
+    if (!weights->dense.is_8bit) return STATUS_OK;
+    size_t bytes = dense_scratch_bytes(loader->tensors, loader->n_tensors);
+    TRY(backend->ops->alloc(backend, MEMORY_WORKSPACE, bytes, &weights->dense_scratch));
+    backend->ops->set_dense8_scratch(backend, weights->dense_scratch);
+    bytes = (size_t)DENSE_N_ROLES * DENSE8_ERRORS * sizeof(double);
+    TRY(backend->ops->alloc(backend, MEMORY_OTHER, bytes, &memory));
+    loader->dense_errors = memory;
+    return STATUS_OK;
+}
+
+static status_t read_dense_errors(loader_t *loader) {
+    backend_t *backend = loader->weights->backend;
+    if (!loader->dense_errors) return STATUS_OK;
+    for (int role = 0; role < DENSE_N_ROLES; role++) {
+        double squares[2];
+        TRY(backend->ops->download(backend, squares, loader->dense_errors + role * DENSE8_ERRORS, sizeof squares));
+        loader->weights->dense_errors[role] = squares[1] > 0.0 ? sqrt(squares[0] / squares[1]) : 0.0;
+    }
+    return STATUS_OK;
+}
+
+static void loader_close(loader_t *loader, backend_t *backend) {
+    memory_free(loader->staging);
+    backend->ops->free(backend, loader->dense_errors);
+}
+
+status_t weights_load(tensor_source_t *source, backend_t *backend, const dense_form_t *dense, weights_t **weights) {
     loader_t loader = {.source = source};
     loader.tensors = tensor_source_tensors(source, &loader.n_tensors);
     weights_t *created = NULL;
-    status_t status = create_empty(source, backend, loader.n_tensors, &created);
+    status_t status = create_empty(source, backend, dense, loader.n_tensors, &created);
     TRY_GOTO(comm_agree(backend->comm, status), failed);
     loader.weights = created;
+    TRY_GOTO(comm_agree(backend->comm, prepare_dense(&loader)), failed);
     TRY_GOTO(comm_agree(backend->comm, load_ends(&loader)), failed);
     for (int64_t layer = 0; layer < created->config.num_hidden_layers; layer++)
         TRY_GOTO(comm_agree(backend->comm, load_layer(&loader, layer)), failed);
     TRY_GOTO(comm_agree(backend->comm, backend->ops->loaded(backend)), failed);
-    memory_free(loader.staging);
+    TRY_GOTO(comm_agree(backend->comm, read_dense_errors(&loader)), failed);
+    loader_close(&loader, backend);
     *weights = created;
     return STATUS_OK;
 
 failed:
-    memory_free(loader.staging);
+    loader_close(&loader, backend);
     weights_destroy(created);
     return status;
+}
+
+void weights_use_dense8(weights_t *weights, bool on) {
+    for (size_t i = 0; i < weights->n_dense_pairs; i++) {
+        const dense_pair_t *pair = &weights->dense_pairs[i];
+        *pair->place = on ? pair->dense8 : pair->f16;
+    }
 }
 
 void weights_destroy(weights_t *weights) {
@@ -345,6 +420,9 @@ void weights_destroy(weights_t *weights) {
     backend_t *backend = weights->backend;
     for (size_t i = 0; i < weights->n_allocations; i++)
         backend->ops->free(backend, weights->allocations[i]);
+    if (weights->dense_scratch) backend->ops->set_dense8_scratch(backend, NULL);
+    backend->ops->free(backend, weights->dense_scratch);
+    memory_free(weights->dense_pairs);
     memory_free(weights->allocations);
     memory_free(weights->layers);
     memory_free(weights->ple);

@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "checkpoint/config.h"
 #include "checkpoint/ngram.h"
+#include "model/dense.h"
 #include "model/shape.h"
 #include "model/tensor_source.h"
 
@@ -65,6 +66,12 @@ typedef struct layer_weights {
     moe_weights_t moe;
 } layer_weights_t;
 
+/* A projection that is kept in both forms. */
+typedef struct dense_pair {
+    matrix_t *place; /* which of the two is in use */
+    matrix_t f16, dense8;
+} dense_pair_t;
+
 typedef struct weights {
     model_config_t config;
     local_shape_t local;
@@ -74,22 +81,40 @@ typedef struct weights {
     ple_weights_t *ple;      /* [n_ple_layers] */
     gr_weights_t final_hc;
 
+    dense_form_t dense;
+    double dense_errors[DENSE_N_ROLES]; /* ||w - 8-bit w|| / ||w|| over the layers; 0 for FP16 */
+    void *dense_scratch;                /* dense_scratch_bytes, of the 8-bit forms */
+    dense_pair_t *dense_pairs;          /* [n_dense_pairs], with dense.keep_f16 */
+    size_t n_dense_pairs;
+
     backend_t *backend; /* borrowed */
     void **allocations; /* [n_allocations], in backend memory */
     size_t n_allocations;
 } weights_t;
 
-/* Memory that weights_load takes for one tensor, and for what. */
-status_t weights_tensor_bytes(const schema_tensor_t *tensor, memory_label_t *label, size_t *bytes);
+/* A rank's tensors and the form of those that are dense projections. */
+typedef struct weights_plan {
+    const model_config_t *config;
+    const schema_tensor_t *tensors; /* [n_tensors] */
+    size_t n_tensors;
+    dense_form_t dense;
+} weights_plan_t;
 
-/* Adds what weights_load will allocate for a rank's tensors to `needed`. */
-status_t weights_count(const model_config_t *config, const schema_tensor_t *tensors, size_t n_tensors,
-                       size_t needed[MEMORY_N_LABELS]);
+/* Memory that weights_load takes for one tensor of the plan, and for what. */
+status_t weights_tensor_bytes(const weights_plan_t *plan, size_t index, memory_label_t *label, size_t *bytes);
 
-/* Reads or makes the rank's tensors. Collective: the ranks agree after each layer, so that one rank's fault ends all of
- * them soon. STATUS_INPUT where a digest is wrong. The caller ends it with weights_destroy. */
-status_t weights_load(tensor_source_t *source, backend_t *backend, weights_t **weights);
+/* Adds what weights_load will allocate to `needed`. */
+status_t weights_count(const weights_plan_t *plan, size_t needed[MEMORY_N_LABELS]);
+
+/* Reads or makes the rank's tensors. 8-bit forms need a backend that takes them; their matrices become so one by one.
+ * Collective: the ranks agree after each layer, so that one rank's fault ends all of them soon. STATUS_INPUT where a
+ * digest is wrong. The caller ends it with weights_destroy. */
+status_t weights_load(tensor_source_t *source, backend_t *backend, const dense_form_t *dense, weights_t **weights);
 void weights_destroy(weights_t *weights); /* NULL is allowed */
+
+/* Puts all dense projections into use in 8 bits or in FP16; without keep_f16 nothing changes. Recorded steps hold the
+ * form that they were recorded with. */
+void weights_use_dense8(weights_t *weights, bool on);
 
 #ifdef __cplusplus
 }

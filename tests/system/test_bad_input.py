@@ -39,6 +39,7 @@ def copy_shards(source, target):
         (("run", "--modle", "x"), "--modle is not an option"),
         (("run", "--model", "x", "--max-new", "many"), '--max-new is "many"'),
         (("shard", "--checkpoint", "x", "--out", "y"), "--tp"),
+        (("run", "--model", "synthetic:nano", "--tokens", "1", "--backend", "cpu", "--dense", "q8"), "--dense q8"),
     ],
 )
 @pytest.mark.parametrize("ranks", [0, 2])

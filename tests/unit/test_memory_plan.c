@@ -79,6 +79,36 @@ static void the_real_model_fits_four_gpus(void **state) {
     memory_free(planned.tensors);
 }
 
+/* Q8 has 33 bytes for 64 of FP16, QPN8 half and 4 a row, of the rows and columns of GR, GDN and QSA; the largest, GDN's
+ * in_proj, needs its room as FP16. */
+static void eight_bits_take_half(void **state) {
+    (void)state;
+    planned_t planned;
+    planned_create("full", BACKEND_CUDA, 4, &planned);
+    memory_plan_t f16 = make(&planned.args);
+    planned.args.dense = (dense_form_t){.is_8bit = true, .dtype = DTYPE_Q8};
+    memory_plan_t q8 = make(&planned.args);
+    planned.args.dense.dtype = DTYPE_QPN8;
+    memory_plan_t qpn8 = make(&planned.args);
+    planned.args.dense.keep_f16 = true;
+    memory_plan_t both = make(&planned.args);
+
+    size_t gr = (size_t)97 * 2 * 320 * 10240, gdn_in = (size_t)16480 / 4 * 2560, gdn_out = (size_t)2560 * 6144 / 4;
+    size_t gr_rows = (size_t)97 * (320 + 10240), gdn_rows = (size_t)36 * (16480 / 4 + 2560);
+    assert_int_equal(f16.weights[WEIGHTS_GR] - q8.weights[WEIGHTS_GR], gr / 64 * (128 - 66));
+    assert_int_equal(f16.weights[WEIGHTS_GDN] - q8.weights[WEIGHTS_GDN], 36 * (gdn_in + gdn_out) / 64 * (128 - 66));
+    assert_int_equal(f16.weights[WEIGHTS_GR] - qpn8.weights[WEIGHTS_GR], gr - 4 * gr_rows);
+    assert_int_equal(f16.weights[WEIGHTS_GDN] - qpn8.weights[WEIGHTS_GDN], 36 * (gdn_in + gdn_out) - 4 * gdn_rows);
+    assert_true(q8.weights[WEIGHTS_QSA] < f16.weights[WEIGHTS_QSA] * 6 / 10);
+    assert_int_equal(q8.weights[WEIGHTS_ROUTER], f16.weights[WEIGHTS_ROUTER]);
+    assert_int_equal(q8.weights[WEIGHTS_LM_HEAD], f16.weights[WEIGHTS_LM_HEAD]);
+    assert_int_equal(q8.needed[MEMORY_WORKSPACE], f16.needed[MEMORY_WORKSPACE] + 2 * gdn_in);
+    assert_int_equal(both.weights[WEIGHTS_GR], qpn8.weights[WEIGHTS_GR] + 2 * gr);
+    assert_int_equal(both.weights[WEIGHTS_GDN], qpn8.weights[WEIGHTS_GDN] + 36 * 2 * (gdn_in + gdn_out));
+    assert_int_equal(both.weights[WEIGHTS_EXPERTS], f16.weights[WEIGHTS_EXPERTS]);
+    memory_free(planned.tensors);
+}
+
 /* On the CPU activations are FP32, the table lies with the rest, and nothing is recorded. */
 static void the_cpu_takes_fp32(void **state) {
     (void)state;
@@ -120,6 +150,7 @@ static void the_largest_context_is_the_largest(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_real_model_fits_four_gpus),
+        cmocka_unit_test(eight_bits_take_half),
         cmocka_unit_test(the_cpu_takes_fp32),
         cmocka_unit_test(the_largest_context_is_the_largest),
     };
