@@ -9,5 +9,6 @@ ranks=$1 tests=$2
 "$tests/test_ops"
 "$tests/test_mixers"
 "$tests/test_dense8"
+"$tests/test_gr"
 [ "$ranks" -eq 1 ] || mpi "$ranks" "$tests/test_push"
 mpi "$ranks" "$tests/test_golden"

@@ -3,10 +3,8 @@
 #include <stddef.h>
 
 static const char *const names[N_KERNEL_ROUTES] = {
-    [ROUTE_PDL] = "pdl",
-    [ROUTE_PUSH_ALLREDUCE] = "push_allreduce",
-    [ROUTE_GDN] = "gdn",
-    [ROUTE_QSA] = "qsa",
+    [ROUTE_PDL] = "pdl", [ROUTE_PUSH_ALLREDUCE] = "push_allreduce", [ROUTE_GDN] = "gdn", [ROUTE_QSA] = "qsa",
+    [ROUTE_GR] = "gr",
 };
 
 const char *kernel_route_name(kernel_route_t route) { return names[route]; }

@@ -18,6 +18,7 @@ typedef enum kernel_route {
     ROUTE_PUSH_ALLREDUCE, /* sums over ranks of few values without flags (push/push.h) */
     ROUTE_GDN,            /* one token's convolution, recurrence and gated norm in one launch */
     ROUTE_QSA,            /* one token's attention between its projections in four launches */
+    ROUTE_GR,             /* gr_mix of one token in two launches (gr/gr_m1.h) */
     N_KERNEL_ROUTES
 } kernel_route_t;
 

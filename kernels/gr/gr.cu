@@ -1,4 +1,7 @@
 #include "gr/gr.h"
+
+#include "device/launch.cuh"
+#include "gr/gr_m1.h"
 #include "linear/dense8.h"
 #include "linear/gemv.cuh"
 #include "linear/linear.h"
@@ -119,6 +122,8 @@ __global__ void gr_mean_f16_kernel(gr_mix_args_t args, const __half *z, const __
 
 /* One thread an o; h is read and written once for each stream. Any size. */
 __global__ void gr_inject_f32_kernel(gr_inject_args_t args) {
+    next_start();
+    previous_wait();
     int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= args.n_tokens * args.hidden_size) return;
     int64_t token = index / args.hidden_size, i = index % args.hidden_size;
@@ -161,7 +166,7 @@ status_t mix_many(const gr_mix_args_t *args, const device_queue_t *queue, __half
 } // namespace
 
 status_t launch_gr_inject(const gr_inject_args_t *args, const device_queue_t *queue) {
-    gr_inject_f32_kernel<<<blocks_for(args->n_tokens * args->hidden_size, 256), 256, 0, queue->stream>>>(*args);
+    launch_kernel(queue, gr_inject_f32_kernel, blocks_for(args->n_tokens * args->hidden_size, 256), 256, 0, *args);
     return queue_check_launch("gr_inject");
 }
 
@@ -172,6 +177,7 @@ size_t gr_mix_cuda_workspace_bytes(const gr_mix_args_t *args) {
 
 status_t launch_gr_mix(const gr_mix_args_t *args, const device_queue_t *queue) {
     int64_t n_tokens = args->n_tokens, width = args->up.rows, lowrank = args->down.rows;
+    if (n_tokens == 1 && route_take(queue, ROUTE_GR, gr_m1_refusal(args))) return launch_gr_mix_m1(args, queue);
     __half *z = (__half *)args->workspace, *a = z + n_tokens * width;
     down_epilogue epilogue = {a, args->inject, lowrank, args->hc_count, 0};
     if (args->inject_before) {
@@ -182,7 +188,8 @@ status_t launch_gr_mix(const gr_mix_args_t *args, const device_queue_t *queue) {
     gr_norm_f32_kernel<<<dim3((unsigned int)n_tokens, (unsigned int)args->hc_count), threads, 0, queue->stream>>>(*args,
                                                                                                                   z);
     TRY(queue_check_launch("gr_mix"));
-    if (n_tokens > LINEAR_MAX_GEMV_TOKENS || dense8_is_format(args->down.dtype)) return mix_many(args, queue, z, a, epilogue);
+    if (n_tokens > LINEAR_MAX_GEMV_TOKENS || dense8_is_format(args->down.dtype))
+        return mix_many(args, queue, z, a, epilogue);
 
     /* block_inject lies directly behind down where the loader put it there: one launch then takes both */
     const __half *down = (const __half *)args->down.data;

@@ -81,81 +81,6 @@ static void test_embed(void **state) {
     device_release(&device);
 }
 
-static void gr_case(int64_t n_tokens, int64_t S, int64_t H, int64_t R, bool with_inject, bool pending) {
-    int64_t width = S * H;
-    gr_mix_args_t args = {.n_tokens = n_tokens,
-                          .hc_count = S,
-                          .hidden_size = H,
-                          .rms_norm_eps = 1e-6f,
-                          .h = random_floats(n_tokens * width, 2.0f),
-                          .hc_norm = random_floats(width, 0.3f),
-                          .down = random_matrix(R, width),
-                          .up = random_matrix(width, R),
-                          .u = host_floats(n_tokens * H)};
-    if (with_inject) {
-        args.block_inject = random_matrix(S, width);
-        args.inject = host_floats(n_tokens * S);
-    }
-    gr_mix_args_t on = args;
-    on.h = upload_floats(&device, args.h, n_tokens * width);
-    on.hc_norm = upload_floats(&device, args.hc_norm, width);
-    on.down = upload_matrix(&device, args.down);
-    on.up = upload_matrix(&device, args.up);
-    on.u = poisoned(&device, (size_t)(n_tokens * H) * 2);
-    if (with_inject) {
-        on.block_inject = upload_matrix(&device, args.block_inject);
-        on.inject = poisoned(&device, (size_t)(n_tokens * S) * 4);
-    }
-    if (pending) {
-        float *inject_before = random_floats(n_tokens * S, 1.0f), *o = random_floats(n_tokens * H, 1.0f);
-        args.inject_before = inject_before;
-        args.o = o;
-        on.inject_before = upload_floats(&device, inject_before, n_tokens * S);
-        on.o = upload_halves(&device, o, n_tokens * H);
-    }
-    args.workspace = host_bytes(CPU->gr_mix_workspace_bytes(&args));
-    on.workspace = poisoned(&device, CUDA->gr_mix_workspace_bytes(&args));
-    run(CPU->gr_mix(device.cpu, &args));
-    run(CUDA->gr_mix(device.cuda, &on));
-    check_floats(&device, "gr_mix h", on.h, args.h, n_tokens * width, 1e-6);
-    check_halves(&device, "gr_mix u", on.u, args.u, n_tokens * H, ROUNDED);
-    if (with_inject) check_floats(&device, "gr_mix inject", on.inject, args.inject, n_tokens * S, ROUNDED);
-    device_release(&device);
-}
-
-static void test_gr(void **state) {
-    (void)state;
-    gr_case(1, 4, 2560, 320, true, true);
-    gr_case(1, 4, 2560, 320, true, false);
-    gr_case(1, 4, 2560, 320, false, true);
-    gr_case(1, 4, 160, 32, true, true);
-    gr_case(1, 4, 160, 32, false, false);
-    gr_case(3, 4, 160, 32, false, true);
-    gr_case(2, 3, 50, 7, true, true);
-    gr_case(8, 1, 64, 24, true, false);
-    gr_case(33, 4, 160, 32, true, true);
-    gr_case(70, 2, 96, 20, false, false);
-}
-
-static void test_gr_inject(void **state) {
-    (void)state;
-    enum { N = 3, S = 5, H = 77 };
-    gr_inject_args_t args = {.n_tokens = N,
-                             .hc_count = S,
-                             .hidden_size = H,
-                             .inject = random_floats(N * S, 1.0f),
-                             .o = random_floats(N * H, 1.0f),
-                             .h = random_floats(N * S * H, 1.0f)};
-    gr_inject_args_t on = args;
-    on.inject = upload_floats(&device, args.inject, N * S);
-    on.o = upload_halves(&device, args.o, N * H);
-    on.h = upload_floats(&device, args.h, N * S * H);
-    run(CPU->gr_inject(device.cpu, &args));
-    run(CUDA->gr_inject(device.cuda, &on));
-    check_floats(&device, "gr_inject", on.h, args.h, N * S * H, 1e-6);
-    device_release(&device);
-}
-
 static void gdn_case(int64_t n_tokens, int64_t Kh, int64_t Vh, int64_t Dk, int64_t Dv, int64_t Cw, bool silu_gate) {
     int64_t channels = 2 * Kh * Dk + Vh * Dv, stride = channels + Vh * Dv + 2 * Vh + 3;
     gdn_core_args_t args = {.n_tokens = n_tokens,
@@ -619,10 +544,10 @@ static void test_qsa(void **state) {
 int main(void) {
     device_open(&device);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear),     cmocka_unit_test(test_embed),  cmocka_unit_test(test_gr),
-        cmocka_unit_test(test_gr_inject),  cmocka_unit_test(test_gdn),    cmocka_unit_test(test_router),
-        cmocka_unit_test(test_experts),    cmocka_unit_test(test_ple),    cmocka_unit_test(test_shared_expert),
-        cmocka_unit_test(test_ngram_rows), cmocka_unit_test(test_argmax), cmocka_unit_test(test_qsa),
+        cmocka_unit_test(test_linear),        cmocka_unit_test(test_embed),      cmocka_unit_test(test_gdn),
+        cmocka_unit_test(test_router),        cmocka_unit_test(test_experts),    cmocka_unit_test(test_ple),
+        cmocka_unit_test(test_shared_expert), cmocka_unit_test(test_ngram_rows), cmocka_unit_test(test_argmax),
+        cmocka_unit_test(test_qsa),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,348 @@
+/* gr_mix of one token in two launches. Each block takes its whole share of the weights into registers before it waits
+ * for the kernel before, so that behind the wait it reads only what is small.
+ *
+ * down: sums[s, r] = scale[s] * (sum over i of W[r, s * H + i] * (1 + hc_norm[s, i]) * h[s, i]) for the R rows of down
+ *       and the S of block_inject; scale[s] is the norm's, applied to the sum, so that norm and product are one pass.
+ *       Every block makes h of the pending injection for itself and stores nothing of it.
+ * up:   a, the gates, u, inject, and h.
+ *
+ * down and up are both FP16, Q8 or QPN8, block_inject is FP16. Bytes: the weights once (6.6 MB a launch in FP16 at H
+ * 2560, S 4, R 320; half of it and 3 % of scales in Q8), h, o and the sums from L2 in every block. All operands are
+ * aligned to 16 bytes. Sums are in FP32 throughout, and so are z and
+ * a, which the general form rounds to FP16. */
+
+#include "gr/gr_m1.h"
+
+#include <type_traits>
+
+#include "device/device.cuh"
+#include "device/launch.cuh"
+#include "linear/dense8.cuh"
+
+namespace {
+
+/* Loads that the compiler leaves where they stand. load_early is for before previous_wait: through the read-only path,
+ * of what no kernel writes. */
+__device__ __forceinline__ uint4 load_early(const uint4 *from) {
+    uint4 word;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+                 : "l"(from));
+    return word;
+}
+
+__device__ __forceinline__ unsigned short load_early(const unsigned short *from) {
+    unsigned short half;
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(half) : "l"(from));
+    return half;
+}
+
+__device__ __forceinline__ float load_early(const float *from) {
+    float value;
+    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(from));
+    return value;
+}
+
+__device__ __forceinline__ float load_here(const float *from) {
+    float value;
+    asm volatile("ld.volatile.global.f32 %0, [%1];" : "=f"(value) : "l"(from));
+    return value;
+}
+
+__device__ __forceinline__ unsigned short load_here(const unsigned short *from) {
+    unsigned short half;
+    asm volatile("ld.volatile.global.u16 %0, [%1];" : "=h"(half) : "l"(from));
+    return half;
+}
+
+__device__ __forceinline__ float scale_value(unsigned short bits) { return __half2float(__ushort_as_half(bits)); }
+__device__ __forceinline__ float scale_value(float scale) { return scale; }
+
+/* 16 bytes of a row of COLUMNS weights, and their product with as many values. */
+template <dtype_t DTYPE, int COLUMNS> struct chunk {
+    enum { VALUES = 16, GROUPS = (COLUMNS + DENSE8_GROUP - 1) / DENSE8_GROUP };
+    typedef std::conditional_t<DTYPE == DTYPE_Q8, unsigned short, float> scale_t;
+    uint4 word;
+    scale_t scale;
+
+    __device__ __forceinline__ void load(const matrix_t &matrix, int row, int column) {
+        word = load_early((const uint4 *)((const int8_t *)matrix.data + (int64_t)row * COLUMNS + column));
+        int64_t at = DTYPE == DTYPE_Q8 ? (int64_t)row * GROUPS + column / DENSE8_GROUP : row;
+        scale = load_early((const scale_t *)matrix.scales + at);
+    }
+    __device__ __forceinline__ float dot(const float x[VALUES]) const {
+        float code[VALUES], sum = 0.0f;
+        dense8_unpack16<DTYPE>(word, code);
+#pragma unroll
+        for (int j = 0; j < VALUES; j++)
+            sum = fmaf(code[j], x[j], sum);
+        return sum * scale_value(scale);
+    }
+};
+
+template <int COLUMNS> struct chunk<DTYPE_F16, COLUMNS> {
+    enum { VALUES = 8 };
+    uint4 word;
+
+    __device__ __forceinline__ void load(const matrix_t &matrix, int row, int column) {
+        word = load_early((const uint4 *)((const __half *)matrix.data + (int64_t)row * COLUMNS + column));
+    }
+    __device__ __forceinline__ float dot(const float x[VALUES]) const {
+        float weight[VALUES], sum = 0.0f;
+        unpack8(word, weight);
+#pragma unroll
+        for (int j = 0; j < VALUES; j++)
+            sum = fmaf(weight[j], x[j], sum);
+        return sum;
+    }
+};
+
+/* Sums over LANES neighbouring lanes of N values each, N a power of two up to LANES: lane l gets that of value l % N.
+ */
+template <int LANES, int N> __device__ __forceinline__ float lanes_sums(float values[N]) {
+#pragma unroll
+    for (int half = N / 2; half > 0; half /= 2) {
+        unsigned int upper = threadIdx.x & half ? ~0u : 0u; /* a mask, as a condition would become a branch */
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            unsigned int low = __float_as_uint(values[i]), high = __float_as_uint(values[i + half]);
+            float given = __uint_as_float((low & upper) | (high & ~upper));
+            float kept = __uint_as_float((high & upper) | (low & ~upper));
+            values[i] = kept + __shfl_xor_sync(0xffffffffu, given, half);
+        }
+    }
+#pragma unroll
+    for (int offset = N; offset < LANES; offset *= 2)
+        values[0] += __shfl_xor_sync(0xffffffffu, values[0], offset);
+    return values[0];
+}
+
+/* Without the slow path of a division: what it is for (a divisor beyond 2^126) gives 0 here too. */
+__device__ __forceinline__ float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
+template <int N> __device__ __forceinline__ void read_floats(const float *from, float values[N]) {
+#pragma unroll
+    for (int j = 0; j < N; j += 4)
+        *(float4 *)(values + j) = *(const float4 *)(from + j);
+}
+
+/* What lies between the two launches. */
+template <int S, int R> struct between {
+    float sums[S][R + S];
+    float scale[S];
+
+    __device__ __forceinline__ float mean(int row) const {
+        float sum = load_here(&sums[0][row]);
+#pragma unroll
+        for (int s = 1; s < S; s++)
+            sum += load_here(&sums[s][row]);
+        return sum * (1.0f / S);
+    }
+};
+
+constexpr __host__ __device__ int row_warps(dtype_t dtype, int H) {
+    int places = dtype == DTYPE_F16 ? H / 8 : H / 16;
+    return (places + WARP - 1) / WARP;
+}
+
+constexpr __host__ __device__ int power_of_two_from(int n) { return n <= 1 ? 1 : 2 * power_of_two_from((n + 1) / 2); }
+
+/* A block's sums of GROUPS * ROWS rows of `matrix` (of its n_rows, from first_row on) over stream blockIdx.y; they are
+ * sums[first_sum + row]. A thread holds ROWS rows' chunks at one place; row_warps warps together hold ROWS rows. */
+template <dtype_t DTYPE, int H, int S, int R, int ROWS, int GROUPS>
+__device__ __forceinline__ void sum_rows(const gr_mix_args_t &args, const matrix_t &matrix, int n_rows, int first_row,
+                                         int first_sum) {
+    typedef chunk<DTYPE, S * H> chunk_t;
+    constexpr int VALUES = chunk_t::VALUES, PLACES = H / VALUES, WARPS = row_warps(DTYPE, H);
+    constexpr int N_SUMS = power_of_two_from(ROWS + 1); /* of each row, and of squares */
+    static_assert(H % VALUES == 0 && N_SUMS <= WARP, "whole chunks");
+    int group = threadIdx.x / (WARPS * WARP), place = threadIdx.x % (WARPS * WARP), stream = blockIdx.y;
+    bool is_inside = PLACES % WARP == 0 || place < PLACES;
+    int i = is_inside ? place * VALUES : 0;
+
+    chunk_t w[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) /* a row past the end repeats the last one and is not stored */
+        w[r].load(matrix, min(first_row + group * ROWS + r, n_rows - 1), stream * H + i);
+    float x[VALUES], gain[VALUES];
+    read_floats<VALUES>(args.hc_norm + stream * H + i, gain);
+    next_start();
+    previous_wait();
+
+    read_floats<VALUES>(args.h + stream * H + i, x);
+    if (args.inject_before) {
+        float inject = args.inject_before[stream];
+#pragma unroll
+        for (int j = 0; j < VALUES; j += 8) {
+            float o[8];
+            unpack8(*(const uint4 *)(args.o + i + j), o);
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                x[j + k] = fmaf(inject, o[k], x[j + k]);
+        }
+    }
+    float sums[N_SUMS] = {};
+#pragma unroll
+    for (int j = 0; j < VALUES; j++) {
+        if (!is_inside) x[j] = 0.0f;
+        sums[ROWS] = fmaf(x[j], x[j], sums[ROWS]);
+        x[j] *= 1.0f + gain[j];
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+        sums[r] = w[r].dot(x);
+
+    __shared__ float partial[GROUPS * WARPS][N_SUMS];
+    float sum = lanes_sums<WARP, N_SUMS>(sums);
+    if (threadIdx.x % WARP < N_SUMS) partial[threadIdx.x / WARP][threadIdx.x % WARP] = sum;
+    __syncthreads();
+    int row = first_row + threadIdx.x, r = threadIdx.x % ROWS;
+    if (threadIdx.x >= GROUPS * ROWS || row >= n_rows) return;
+    group = threadIdx.x / ROWS;
+    float squares = 0.0f;
+    sum = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; warp++) {
+        sum += partial[group * WARPS + warp][r];
+        squares += partial[group * WARPS + warp][ROWS];
+    }
+    float scale = rsqrtf(squares * (1.0f / H) + args.rms_norm_eps);
+    between<S, R> *work = (between<S, R> *)args.workspace;
+    work->sums[stream][first_sum + row] = scale * sum;
+    if (first_sum + row == 0) work->scale[stream] = scale;
+}
+
+template <int R, int ROWS, int GROUPS> struct down_grid {
+    enum { BLOCKS = (R + ROWS * GROUPS - 1) / (ROWS * GROUPS) };
+};
+
+/* Grid: (down_grid::BLOCKS, and one more for block_inject where there is one, S). */
+template <dtype_t DTYPE, int H, int S, int R, int ROWS, int GROUPS>
+__global__ void __launch_bounds__(GROUPS *row_warps(DTYPE, H) * WARP) gr_m1_down_kernel(gr_mix_args_t args) {
+    constexpr int F16_GROUPS = GROUPS * row_warps(DTYPE, H) / row_warps(DTYPE_F16, H);
+    static_assert(F16_GROUPS * row_warps(DTYPE_F16, H) == GROUPS * row_warps(DTYPE, H), "block_inject by whole groups");
+    if (blockIdx.x < down_grid<R, ROWS, GROUPS>::BLOCKS)
+        sum_rows<DTYPE, H, S, R, ROWS, GROUPS>(args, args.down, R, blockIdx.x * ROWS * GROUPS, 0);
+    else
+        sum_rows<DTYPE_F16, H, S, R, (S + F16_GROUPS - 1) / F16_GROUPS, F16_GROUPS>(args, args.block_inject, S, 0, R);
+}
+
+/* Grid: H / (WARPS * OUTPUTS), and one block more for inject. A warp has OUTPUTS outputs i, WARP / S lanes for each of
+ * their S rows of up. Only this kernel writes h, each value by one block. */
+template <dtype_t DTYPE, int H, int S, int R, int OUTPUTS, int WARPS>
+__global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(gr_mix_args_t args) {
+    typedef chunk<DTYPE, R> chunk_t;
+    constexpr int LANES = WARP / S, VALUES = chunk_t::VALUES, PLACES = R / VALUES;
+    constexpr int CHUNKS = (PLACES + LANES - 1) / LANES, PASSES = (R + WARPS * WARP - 1) / (WARPS * WARP);
+    constexpr int N_SUMS = power_of_two_from(OUTPUTS);
+    static_assert(H % (WARPS * OUTPUTS) == 0 && LANES * S == WARP && N_SUMS <= LANES, "whole warps");
+    static_assert(R % VALUES == 0, "whole chunks");
+    const between<S, R> *work = (const between<S, R> *)args.workspace;
+    if (blockIdx.x == H / (WARPS * OUTPUTS)) {
+        next_start();
+        previous_wait();
+        int row = R + threadIdx.x;
+        if (args.inject && row < R + S) args.inject[threadIdx.x] = 2.0f * quick_sigmoid(work->mean(row));
+        return;
+    }
+    int lane = threadIdx.x % LANES, stream = threadIdx.x % WARP / LANES;
+    int first = (blockIdx.x * WARPS + threadIdx.x / WARP) * OUTPUTS;
+
+    chunk_t w[OUTPUTS][CHUNKS];
+#pragma unroll
+    for (int output = 0; output < OUTPUTS; output++) {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+            int place = min(lane + c * LANES, PLACES - 1);
+            w[output][c].load(args.up, stream * H + first + output, place * VALUES);
+        }
+    }
+    int own = lane % N_SUMS, i = first + min(own, OUTPUTS - 1); /* the output that this lane ends */
+    float gain = args.hc_norm[stream * H + i];
+    next_start();
+    previous_wait();
+
+    /* all loads before the first use of one, so that there is one wait for L2 */
+    float h = load_here(&args.h[stream * H + i]), scale = load_here(&work->scale[stream]);
+    float inject = args.inject_before ? load_here(&args.inject_before[stream]) : 0.0f;
+    unsigned short o = args.inject_before ? load_here((const unsigned short *)&args.o[i]) : 0;
+    float mean[PASSES];
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++)
+        mean[pass] = work->mean(min(pass * WARPS * WARP + threadIdx.x, R - 1));
+
+    __shared__ float4 a[VALUES / 4][PLACES]; /* lanes read neighbouring words */
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++) {
+        unsigned int r = pass * WARPS * WARP + threadIdx.x;
+        if (r < R) ((float *)&a[r % VALUES / 4][r / VALUES])[r % 4] = mean[pass] * quick_sigmoid(mean[pass]);
+    }
+    __syncthreads();
+
+    float sums[N_SUMS] = {};
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        int place = lane + c * LANES;
+        if (PLACES % LANES && place >= PLACES) break;
+        float x[VALUES];
+#pragma unroll
+        for (int j = 0; j < VALUES; j += 4)
+            *(float4 *)(x + j) = a[j / 4][place];
+#pragma unroll
+        for (int output = 0; output < OUTPUTS; output++)
+            sums[output] += w[output][c].dot(x);
+    }
+    h = fmaf(inject, scale_value(o), h);
+    float u = quick_sigmoid(lanes_sums<LANES, N_SUMS>(sums)) * h * scale * (1.0f + gain);
+#pragma unroll
+    for (int offset = LANES; offset < WARP; offset *= 2)
+        u += __shfl_xor_sync(0xffffffffu, u, offset);
+    if (lane >= OUTPUTS) return;
+    if (args.inject_before) args.h[stream * H + i] = h;
+    if (stream == 0) args.u[i] = __float2half_rn(u * (1.0f / S));
+}
+
+/* ROWS, GROUPS, OUTPUTS and WARPS as measured. */
+template <dtype_t DTYPE, int H, int S, int R, int ROWS, int GROUPS, int OUTPUTS, int WARPS>
+status_t launch(const gr_mix_args_t *args, const device_queue_t *queue) {
+    unsigned int n_blocks = down_grid<R, ROWS, GROUPS>::BLOCKS + (args->inject ? 1 : 0);
+    launch_kernel(queue, gr_m1_down_kernel<DTYPE, H, S, R, ROWS, GROUPS>, dim3(n_blocks, S),
+                  GROUPS * row_warps(DTYPE, H) * WARP, 0, *args);
+    launch_kernel(queue, gr_m1_up_kernel<DTYPE, H, S, R, OUTPUTS, WARPS>, H / (WARPS * OUTPUTS) + 1, WARPS * WARP, 0,
+                  *args);
+    return queue_check_launch("gr_mix");
+}
+
+bool is_shape(const gr_mix_args_t *args, int64_t hidden_size, int64_t hc_count, int64_t lowrank) {
+    return args->hidden_size == hidden_size && args->hc_count == hc_count && args->down.rows == lowrank;
+}
+
+bool is_aligned(const void *pointer) { return (uintptr_t)pointer % 16 == 0; }
+
+} // namespace
+
+const char *gr_m1_refusal(const gr_mix_args_t *args) {
+    dtype_t dtype = args->down.dtype;
+    if (!is_shape(args, 2560, 4, 320) && !is_shape(args, 160, 4, 32)) return "not a shape it was built for";
+    if (dtype != DTYPE_F16 && !dense8_is_format(dtype)) return "weights are neither FP16 nor of 8 bits";
+    if (args->up.dtype != dtype) return "down and up are of different types";
+    if (args->inject && args->block_inject.dtype != DTYPE_F16) return "block_inject is not FP16";
+    const void *const operands[] = {args->h,       args->o,         args->hc_norm,          args->down.data,
+                                    args->up.data, args->workspace, args->block_inject.data};
+    for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++) {
+        if (!is_aligned(operands[i])) return "an operand is not aligned to 16 bytes";
+    }
+    return NULL;
+}
+
+status_t launch_gr_mix_m1(const gr_mix_args_t *args, const device_queue_t *queue) {
+    bool full = is_shape(args, 2560, 4, 320);
+    if (args->down.dtype == DTYPE_F16)
+        return full ? launch<DTYPE_F16, 2560, 4, 320, 6, 1, 2, 10>(args, queue)
+                    : launch<DTYPE_F16, 160, 4, 32, 10, 1, 1, 10>(args, queue);
+    if (args->down.dtype == DTYPE_Q8)
+        return full ? launch<DTYPE_Q8, 2560, 4, 320, 5, 2, 2, 10>(args, queue)
+                    : launch<DTYPE_Q8, 160, 4, 32, 5, 2, 1, 10>(args, queue);
+    return full ? launch<DTYPE_QPN8, 2560, 4, 320, 5, 2, 2, 10>(args, queue)
+                : launch<DTYPE_QPN8, 160, 4, 32, 5, 2, 1, 10>(args, queue);
+}
