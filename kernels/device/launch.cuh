@@ -18,6 +18,16 @@ static __device__ __forceinline__ void previous_wait() {
 #endif
 }
 
+/* previous_wait for a kernel whose first parameter is a stamp: makes those that are due, at the end of all work before.
+ * So a step is traced without a launch more. */
+static __device__ __forceinline__ void previous_wait(stamp_t stamp) {
+    previous_wait();
+    if (threadIdx.x + threadIdx.y + threadIdx.z + blockIdx.x + blockIdx.y + blockIdx.z != 0) return;
+    for (int i = 0; i < stamp.n; i++)
+        asm volatile("{ .reg .u64 ns; mov.u64 ns, %globaltimer; st.global.u64 [%0], ns; }" ::"l"(stamp.slots + i)
+                     : "memory");
+}
+
 /* The next kernel's blocks may start where this one leaves room, once every block has called this or ended. */
 static __device__ __forceinline__ void next_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -28,8 +38,8 @@ static __device__ __forceinline__ void next_start() {
 /* Launches in the queue's stream; queue_check_launch tells whether it was taken. `args` are converted to the kernel's
  * parameters. */
 template <typename... parameters_t, typename... args_t>
-static void launch_kernel(const device_queue_t *queue, void (*kernel)(parameters_t...), dim3 grid, dim3 block,
-                          size_t shared_bytes, const args_t &...args) {
+static void launch_dependent(const device_queue_t *queue, void (*kernel)(parameters_t...), dim3 grid, dim3 block,
+                             size_t shared_bytes, const args_t &...args) {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -41,6 +51,22 @@ static void launch_kernel(const device_queue_t *queue, void (*kernel)(parameters
     config.attrs = &attribute;
     config.numAttrs = route_take(queue, ROUTE_PDL, queue->pdl_refusal) ? 1 : 0;
     cudaLaunchKernelEx(&config, kernel, parameters_t(args)...);
+}
+
+template <typename... parameters_t, typename... args_t>
+static void launch_kernel(const device_queue_t *queue, void (*kernel)(parameters_t...), dim3 grid, dim3 block,
+                          size_t shared_bytes, const args_t &...args) {
+    queue_stamp(queue);
+    launch_dependent(queue, kernel, grid, block, shared_bytes, args...);
+}
+
+/* A kernel that takes a stamp makes those that are due. */
+template <typename... parameters_t, typename... args_t>
+static void launch_kernel(const device_queue_t *queue, void (*kernel)(stamp_t, parameters_t...), dim3 grid, dim3 block,
+                          size_t shared_bytes, const args_t &...args) {
+    stamp_t stamp = *queue->due;
+    queue->due->n = 0;
+    launch_dependent(queue, kernel, grid, block, shared_bytes, stamp, args...);
 }
 
 #endif

@@ -35,7 +35,17 @@ struct device_queue {
     activation_t *gemm_scratch; /* room for the largest 8-bit matrix as FP16; NULL: there is none */
     struct route_state *routes; /* [N_KERNEL_ROUTES]: its fast paths; counted through a const queue too */
     const char *pdl_refusal;    /* why programmatic dependent launch cannot be had; NULL where it can */
+    struct stamp *due;          /* time stamps to be made in front of what is queued next; who makes them clears it */
 };
+
+/* Time stamps that the device makes at one moment: slots[0 .. n-1], in device memory, become its clock in ns. */
+typedef struct stamp {
+    unsigned long long *slots;
+    int n; /* 0: none */
+} stamp_t;
+
+/* Makes a stamp that is due by a launch of its own: for work that does not begin with launch_kernel (launch.cuh). */
+void queue_stamp(const device_queue_t *queue);
 
 /* After a launch: STATUS_DEVICE with the op's name and CUDA's reason if it was refused. */
 status_t queue_check_launch(const char *op);

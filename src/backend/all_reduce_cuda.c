@@ -124,6 +124,7 @@ static status_t run_mpi(all_reduce_t *all_reduce, activation_t *data, size_t n) 
 
 status_t all_reduce_run(all_reduce_t *all_reduce, activation_t *data, size_t n) {
     if (all_reduce->route == ALL_REDUCE_PUSH) return push_all_reduce(all_reduce->push, data, n);
+    queue_stamp(all_reduce->queue);
     if (all_reduce->route == ALL_REDUCE_NCCL) return nccl_all_reduce(all_reduce->nccl, data, n);
     return run_mpi(all_reduce, data, n);
 }

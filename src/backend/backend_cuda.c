@@ -43,11 +43,10 @@ typedef struct cuda_state {
     block_t *blocks;
     unsigned char *slots; /* [N_SLOTS, SLOT_BYTES], pinned */
     int next_slot;
-    f16_losses_t *losses;     /* of the matrices so far, on the device */
-    all_reduce_t *all_reduce; /* NULL with one rank */
-    cudaEvent_t *marks;       /* [BACKEND_MAX_MARKS], the first n_marks created */
-    size_t n_marks;
-    bool is_recording;
+    f16_losses_t *losses;       /* of the matrices so far, on the device */
+    all_reduce_t *all_reduce;   /* NULL with one rank */
+    unsigned long long *stamps; /* [BACKEND_MAX_MARKS] of the device's clock, in its memory */
+    stamp_t due;
 } cuda_state_t;
 
 static cuda_state_t *state_of(const backend_t *backend) { return backend->state; }
@@ -147,6 +146,7 @@ static void cuda_free(backend_t *backend, void *pointer) {
 }
 
 static status_t cuda_zero(backend_t *backend, void *pointer, size_t bytes) {
+    queue_stamp(&state_of(backend)->queue);
     return check_cuda(cudaMemsetAsync(pointer, 0, bytes, state_of(backend)->queue.stream), "clearing memory");
 }
 
@@ -173,6 +173,7 @@ static status_t cuda_synchronize(backend_t *backend) {
 
 static status_t cuda_upload(backend_t *backend, void *destination, const void *host, size_t bytes) {
     cuda_state_t *state = state_of(backend);
+    queue_stamp(&state->queue);
     if (bytes <= SLOT_BYTES) {
         if (state->next_slot == N_SLOTS) { /* every slot may still be read */
             TRY(cuda_synchronize(backend));
@@ -245,26 +246,30 @@ static void cuda_set_dense8_scratch(backend_t *backend, activation_t *scratch) {
     state_of(backend)->queue.gemm_scratch = scratch;
 }
 
+/* Stamps are made by the kernel that comes behind the mark, when all work before it is complete. */
 static status_t cuda_mark(backend_t *backend, size_t index) {
     cuda_state_t *state = state_of(backend);
-    for (; state->n_marks <= index; state->n_marks++)
-        TRY(check_cuda(cudaEventCreate(&state->marks[state->n_marks]), "creating a time stamp"));
-    unsigned int flags = state->is_recording ? cudaEventRecordExternal : cudaEventRecordDefault;
-    return check_cuda(cudaEventRecordWithFlags(state->marks[index], state->queue.stream, flags), "a time stamp");
+    unsigned long long *slot = state->stamps + index;
+    if (state->due.n && state->due.slots + state->due.n != slot) {
+        queue_stamp(&state->queue);
+        TRY(queue_check_launch("a time stamp"));
+    }
+    if (!state->due.n) state->due.slots = slot;
+    state->due.n++;
+    return STATUS_OK;
 }
 
 static status_t cuda_read_marks(backend_t *backend, size_t n, int64_t *ns) {
-    const cuda_state_t *state = state_of(backend);
-    for (size_t i = 0; i < n; i++) {
-        float ms;
-        TRY(check_cuda(cudaEventElapsedTime(&ms, state->marks[0], state->marks[i]), "reading a time stamp"));
-        ns[i] = (int64_t)((double)ms * 1e6);
-    }
+    cuda_state_t *state = state_of(backend);
+    queue_stamp(&state->queue);
+    TRY(cuda_download(backend, ns, state->stamps, n * sizeof *ns));
+    for (size_t i = n; i-- > 0;)
+        ns[i] -= ns[0];
     return STATUS_OK;
 }
 
 static status_t cuda_record_begin(backend_t *backend) {
-    state_of(backend)->is_recording = true;
+    queue_stamp(&state_of(backend)->queue); /* of work before the step */
     return check_cuda(cudaStreamBeginCapture(state_of(backend)->queue.stream, cudaStreamCaptureModeThreadLocal),
                       "recording a step");
 }
@@ -294,7 +299,7 @@ static status_t count_launches(cudaGraph_t graph, size_t *n_launches) {
 }
 
 static status_t cuda_record_end(backend_t *backend, void **recording) {
-    state_of(backend)->is_recording = false;
+    queue_stamp(&state_of(backend)->queue); /* the step makes its last ones itself */
     cudaGraph_t graph = NULL;
     size_t free_before = 0, free_after = 0, total;
     void *memory;
@@ -332,6 +337,7 @@ static size_t cuda_record_n_launches(const void *recording) {
 
 static status_t cuda_replay(backend_t *backend, void *recording) {
     const cuda_recording_t *made = recording;
+    queue_stamp(&state_of(backend)->queue);
     return check_cuda(cudaGraphLaunch(made->executable, state_of(backend)->queue.stream), "replaying a step");
 }
 
@@ -382,9 +388,6 @@ static void cuda_destroy(backend_t *backend) {
         gemm_destroy(&state->queue);
         while (state->blocks)
             cuda_free(backend, state->blocks->pointer);
-        for (size_t i = 0; i < state->n_marks; i++)
-            cudaEventDestroy(state->marks[i]);
-        memory_free(state->marks);
         memory_free(state->devices);
         if (state->slots) cudaFreeHost(state->slots);
         if (state->queue.stream) cudaStreamDestroy(state->queue.stream);
@@ -577,6 +580,7 @@ static status_t open_device(backend_t *backend) {
     int code_arch;
     TRY(queue_check_device(properties.name, &code_arch));
     state->queue.routes = state->routes;
+    state->queue.due = &state->due;
     for (int route = 0; route < N_KERNEL_ROUTES; route++)
         state->routes[route].wanted = true;
     if (properties.major < 9 || code_arch < 90) state->queue.pdl_refusal = "needs a device and code of sm_90 or newer";
@@ -584,8 +588,8 @@ static status_t open_device(backend_t *backend) {
     void *memory;
     TRY(check_cuda(cudaHostAlloc(&memory, (size_t)N_SLOTS * SLOT_BYTES, cudaHostAllocDefault), "pinning host memory"));
     state->slots = memory;
-    TRY(memory_alloc(MEMORY_OTHER, BACKEND_MAX_MARKS, sizeof(cudaEvent_t), &memory));
-    state->marks = memory;
+    TRY(cuda_alloc(backend, MEMORY_OTHER, BACKEND_MAX_MARKS * sizeof *state->stamps, &memory));
+    state->stamps = memory;
     TRY(cuda_alloc(backend, MEMORY_OTHER, sizeof(f16_losses_t), &memory));
     state->losses = memory;
     return gemm_create(&state->queue);

@@ -18,6 +18,7 @@ static status_t widen(const device_queue_t *queue, matrix_t *weight) {
 static status_t gemm(const device_queue_t *queue, const gemm_args_t *args) {
     const float one = 1.0f, beta = args->accumulate ? 1.0f : 0.0f;
     matrix_t weight = args->weight;
+    queue_stamp(queue);
     if (dense8_is_format(weight.dtype)) TRY(widen(queue, &weight));
     int rows = (int)weight.rows, columns = (int)weight.columns, n_tokens = (int)args->n_tokens;
     cublasStatus_t status =

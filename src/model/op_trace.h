@@ -6,8 +6,8 @@
  *
  * Where ops are done when they return, the host's clock times them. Where they are only queued (a backend with `mark`),
  * the device stamps the time behind each op, an op's time is that from the stamp before, and the stamps are read once a
- * step (op_trace_collect). Stamps cost time themselves, so a step may be traced without them between its first and its
- * last: its time is then shared out as the last step with all stamps was. */
+ * step (op_trace_collect). A step may be traced without them between its first and its last: its time is then shared
+ * out as the last step with all stamps was. */
 
 #include <stdbool.h>
 #include <stddef.h>

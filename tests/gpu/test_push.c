@@ -23,7 +23,8 @@ enum { MAX_ITEMS = 300000, GUARDS = 64, N_CALLS = 400 };
 
 static comm_t *comm;
 static route_state_t routes[N_KERNEL_ROUTES];
-static device_queue_t queue = {.routes = routes};
+static stamp_t due;
+static device_queue_t queue = {.routes = routes, .due = &due};
 
 static void require(status_t status) {
     if (status != STATUS_OK) fail_msg("%s", status_message());
