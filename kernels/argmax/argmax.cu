@@ -1,5 +1,6 @@
 #include "argmax/argmax.h"
 #include "device/device.cuh"
+#include "device/launch.cuh"
 
 enum { THREADS = 1024 };
 
@@ -28,8 +29,10 @@ static __device__ __forceinline__ candidate warp_best(candidate best) {
 }
 
 /* One block; reads n_logits floats once. Any size. */
-static __global__ void __launch_bounds__(THREADS) argmax_f32_kernel(argmax_args_t args) {
+static __global__ void __launch_bounds__(THREADS) argmax_f32_kernel(stamp_t stamp, argmax_args_t args) {
     __shared__ candidate warps[WARP];
+    previous_wait(stamp);
+    next_start();
     candidate best = {-INFINITY, INT32_MAX};
     int64_t n = args.n_valid - args.first_token < args.n_logits ? args.n_valid - args.first_token : args.n_logits;
 #pragma unroll 4
@@ -46,6 +49,6 @@ static __global__ void __launch_bounds__(THREADS) argmax_f32_kernel(argmax_args_
 }
 
 status_t launch_argmax(const argmax_args_t *args, const device_queue_t *queue) {
-    argmax_f32_kernel<<<1, THREADS, 0, queue->stream>>>(*args);
+    launch_kernel(queue, argmax_f32_kernel, 1, THREADS, 0, *args);
     return queue_check_launch("argmax");
 }

@@ -1,7 +1,10 @@
+#include "device/launch.cuh"
 #include "ngram/ngram_rows.h"
 
 /* One thread a row id. A few hundred bytes; any size. */
-static __global__ void ngram_rows_kernel(ngram_rows_args_t args) {
+static __global__ void ngram_rows_kernel(stamp_t stamp, ngram_rows_args_t args) {
+    previous_wait(stamp);
+    next_start();
     int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= args.n_tokens * args.n_heads) return;
     int64_t position = index / args.n_heads, head = index % args.n_heads;
@@ -21,6 +24,6 @@ static __global__ void ngram_rows_kernel(ngram_rows_args_t args) {
 
 status_t launch_ngram_rows(const ngram_rows_args_t *args, const device_queue_t *queue) {
     int64_t n = args->n_tokens * args->n_heads;
-    ngram_rows_kernel<<<(unsigned int)((n + 127) / 128), 128, 0, queue->stream>>>(*args);
+    launch_kernel(queue, ngram_rows_kernel, (unsigned int)((n + 127) / 128), 128, 0, *args);
     return queue_check_launch("ngram_rows");
 }

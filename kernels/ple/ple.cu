@@ -1,4 +1,5 @@
 #include "device/device.cuh"
+#include "device/launch.cuh"
 #include "ple/ple.h"
 
 namespace {
@@ -12,7 +13,9 @@ __device__ __forceinline__ float e4m3_to_float(uint8_t code) {
 
 /* Grid: (heads, tokens), one block a row. The table lies in pinned host memory, so a row's bytes are asked for once and
  * together. Any row width. */
-__global__ void __launch_bounds__(GATHER_THREADS) ple_gather_kernel(ple_gather_args_t args) {
+__global__ void __launch_bounds__(GATHER_THREADS) ple_gather_kernel(stamp_t stamp, ple_gather_args_t args) {
+    previous_wait(stamp);
+    next_start();
     int64_t at = (int64_t)blockIdx.y * args.n_heads + blockIdx.x, width = args.table.columns;
     int64_t row = args.rows[at] - args.first_row;
     bool held = row >= 0 && row < args.table.rows;
@@ -36,8 +39,11 @@ struct ple_workspace {
 
 /* Grid: (tokens, streams), one block a stream. As gv is sigmoid(c) * value, its mean square needs value's alone, so one
  * pass gives every sum. Any size. */
-__global__ void __launch_bounds__(MIX_THREADS) ple_gate_kernel(ple_mix_args_t args, ple_workspace workspace) {
+__global__ void __launch_bounds__(MIX_THREADS)
+    ple_gate_kernel(stamp_t stamp, ple_mix_args_t args, ple_workspace workspace) {
     __shared__ float scratch[4][WARP];
+    previous_wait(stamp);
+    next_start();
     int64_t token = blockIdx.x, stream = blockIdx.y, hidden_size = args.hidden_size;
     int64_t at = token * args.hc_count + stream;
     const __half *key = args.projected + token * (args.hc_count + 1) * hidden_size + stream * hidden_size;
@@ -79,6 +85,8 @@ __device__ __forceinline__ void shift_conv_state(const ple_mix_args_t &args, con
 /* Grid: (channels / 128, tokens / 32), one thread a channel. With one block a channel the block moves the state on,
  * else ple_conv_state_kernel does when all have read it. Any size. */
 __global__ void __launch_bounds__(CONV_THREADS) ple_conv_f32_kernel(ple_mix_args_t args, ple_workspace workspace) {
+    previous_wait();
+    next_start();
     int64_t width = args.hc_count * args.hidden_size, channel = (int64_t)blockIdx.x * CONV_THREADS + threadIdx.x;
     if (channel >= width) return;
     int64_t stream = channel / args.hidden_size, i = channel % args.hidden_size;
@@ -101,6 +109,8 @@ __global__ void __launch_bounds__(CONV_THREADS) ple_conv_f32_kernel(ple_mix_args
 }
 
 __global__ void ple_conv_state_kernel(ple_mix_args_t args, ple_workspace workspace) {
+    previous_wait();
+    next_start();
     int64_t channel = (int64_t)blockIdx.x * CONV_THREADS + threadIdx.x;
     if (channel < args.hc_count * args.hidden_size) shift_conv_state(args, workspace.normed, channel);
 }
@@ -109,7 +119,7 @@ __global__ void ple_conv_state_kernel(ple_mix_args_t args, ple_workspace workspa
 
 status_t launch_ple_gather(const ple_gather_args_t *args, const device_queue_t *queue) {
     dim3 grid((unsigned int)args->n_heads, (unsigned int)args->n_tokens);
-    ple_gather_kernel<<<grid, GATHER_THREADS, 0, queue->stream>>>(*args);
+    launch_kernel(queue, ple_gather_kernel, grid, GATHER_THREADS, 0, *args);
     return queue_check_launch("ple_gather");
 }
 
@@ -122,9 +132,9 @@ status_t launch_ple_mix(const ple_mix_args_t *args, const device_queue_t *queue)
     float *normed = (float *)args->workspace;
     ple_workspace workspace = {normed, normed + args->n_tokens * width};
     dim3 streams((unsigned int)args->n_tokens, (unsigned int)args->hc_count);
-    ple_gate_kernel<<<streams, MIX_THREADS, 0, queue->stream>>>(*args, workspace);
+    launch_kernel(queue, ple_gate_kernel, streams, MIX_THREADS, 0, *args, workspace);
     dim3 grid(blocks_for(width, CONV_THREADS), blocks_for(args->n_tokens, CONV_TOKENS));
-    ple_conv_f32_kernel<<<grid, CONV_THREADS, 0, queue->stream>>>(*args, workspace);
-    if (grid.y > 1) ple_conv_state_kernel<<<grid.x, CONV_THREADS, 0, queue->stream>>>(*args, workspace);
+    launch_kernel(queue, ple_conv_f32_kernel, grid, CONV_THREADS, 0, *args, workspace);
+    if (grid.y > 1) launch_kernel(queue, ple_conv_state_kernel, grid.x, CONV_THREADS, 0, *args, workspace);
     return queue_check_launch("ple_mix");
 }

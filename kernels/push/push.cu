@@ -80,8 +80,9 @@ __device__ __forceinline__ void add_up(const push_args_t &args, __half *data, in
 
 /* Grid: up to PUSH_MAX_BLOCKS, which take turns over pieces of block_items values, a round each. A thread moves 16
  * bytes at a time; a last part of fewer than 8 values goes one by one. Any size. */
-__global__ void __launch_bounds__(THREADS) push_f16_kernel(const __grid_constant__ push_args_t args, int block_items) {
-    previous_wait();
+__global__ void __launch_bounds__(THREADS)
+    push_f16_kernel(stamp_t stamp, const __grid_constant__ push_args_t args, int block_items) {
+    previous_wait(stamp);
     uint32_t *count = &args.mailboxes[args.tp_rank]->counts.blocks[blockIdx.x];
     uint32_t round = __ldcg(count);
     for (size_t first = (size_t)blockIdx.x * (size_t)block_items; first < args.n_items;

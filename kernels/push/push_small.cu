@@ -10,14 +10,15 @@ enum { THREADS = PUSH_SMALL_THREADS, WORD_ITEMS = 4 };
 /* Grid: n_items / PUSH_SMALL_BLOCK_ITEMS. A thread has four values: it writes 16 bytes to each peer and reads 16 of
  * each. Values past the end are sent as zeros. Any size up to PUSH_SMALL_ITEMS, 2 to MOST_RANKS ranks. */
 template <int MOST_RANKS>
-__global__ void __launch_bounds__(THREADS) push_small_f16_kernel(const __grid_constant__ push_args_t args) {
+__global__ void __launch_bounds__(THREADS)
+    push_small_f16_kernel(stamp_t stamp, const __grid_constant__ push_args_t args) {
     const int block = blockIdx.x, thread = threadIdx.x, rank = args.tp_rank;
     push_mailbox_t *own = args.mailboxes[rank];
     size_t first = (size_t)block * PUSH_SMALL_BLOCK_ITEMS + (size_t)thread * WORD_ITEMS;
     int n = first < args.n_items ? (int)min((size_t)WORD_ITEMS, args.n_items - first) : 0;
     __half *data = args.data + first;
 
-    previous_wait();
+    previous_wait(stamp);
     if (args.has_own_device) next_start();
     uint32_t round = __ldcg(&own->counts.small_blocks[block]) + 1;
     int parity = (int)(round & 1);

@@ -38,6 +38,10 @@ bool all_reduce_route_from_name(const char *name, all_reduce_route_t *route) {
 
 all_reduce_route_t all_reduce_get_route(const all_reduce_t *all_reduce) { return all_reduce->route; }
 
+const struct push_args *all_reduce_get_push(const all_reduce_t *all_reduce) {
+    return all_reduce->route == ALL_REDUCE_PUSH ? push_get_args(all_reduce->push) : NULL;
+}
+
 static status_t create_host_buffers(all_reduce_t *all_reduce) {
     void *memory;
     TRY(memory_alloc(MEMORY_COMM, HOST_CHUNK, sizeof(float), &memory));

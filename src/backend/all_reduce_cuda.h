@@ -43,6 +43,9 @@ status_t all_reduce_check(const all_reduce_t *all_reduce);
 all_reduce_route_t all_reduce_get_route(const all_reduce_t *all_reduce);
 const char *all_reduce_route_name(all_reduce_route_t route);
 
+/* The ranks' mailboxes where push was chosen, else NULL. The all_reduce's. */
+const struct push_args *all_reduce_get_push(const all_reduce_t *all_reduce);
+
 /* Inverse of all_reduce_route_name; false for anything else. */
 bool all_reduce_route_from_name(const char *name, all_reduce_route_t *route);
 

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
+#include "advance/advance.h"
 #include "argmax/argmax.h"
 #include "base/dtype.h"
 #include "base/memory.h"
@@ -98,6 +99,10 @@ typedef struct backend_ops {
     status_t (*mark)(backend_t *backend, size_t index);
     status_t (*read_marks)(backend_t *backend, size_t n, int64_t *ns);
 
+    /* Returns when queued work has brought *word, in memory with a host address, to `value`; what that work wrote
+     * before can be read then. STATUS_DEVICE if it failed, or ended without that. NULL without `advance`. */
+    status_t (*await)(backend_t *backend, const uint64_t *word, uint64_t value);
+
     /* [N_KERNEL_ROUTES]: the state of its ops' fast paths, the backend's; a change holds for ops from then on, not for
      * recorded work. NULL where ops have the general form alone. */
     route_state_t *(*routes)(backend_t *backend);
@@ -130,6 +135,8 @@ typedef struct backend_ops {
     status_t (*ple_gather)(backend_t *backend, const ple_gather_args_t *args);
     status_t (*ple_mix)(backend_t *backend, const ple_mix_args_t *args);
     status_t (*argmax)(backend_t *backend, const argmax_args_t *args);
+    status_t (*advance_begin)(backend_t *backend, const advance_args_t *args); /* NULL, see advance_refusal */
+    status_t (*advance)(backend_t *backend, const advance_args_t *args);       /* `push` is set by the backend */
     status_t (*fill)(backend_t *backend, const fill_args_t *args);
 
     void (*destroy)(backend_t *backend);
@@ -143,9 +150,10 @@ typedef struct backend_facts {
 
 struct backend {
     const backend_ops_t *ops;
-    comm_t *comm;       /* borrowed */
-    bool can_record;    /* record_begin ... may be used */
-    size_t cache_bytes; /* of the last cache before its memory */
+    comm_t *comm;                /* borrowed */
+    bool can_record;             /* record_begin ... may be used */
+    const char *advance_refusal; /* why advance may not be used; NULL where it may */
+    size_t cache_bytes;          /* of the last cache before its memory */
     backend_facts_t facts;
     void *state; /* the backend's own */
 };

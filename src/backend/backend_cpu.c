@@ -246,6 +246,7 @@ status_t backend_cpu_create(comm_t *comm, backend_t **backend) {
     *backend = memory;
     **backend = (backend_t){.ops = &cpu_ops,
                             .comm = comm,
+                            .advance_refusal = "on the CPU a token is on the host when it is chosen",
                             .cache_bytes = cpu_cache_bytes(),
                             .facts = {.devices = "", .driver = "", .cuda = "", .nccl = ""}};
     return STATUS_OK;

@@ -1,6 +1,7 @@
 #include "backend/backend_cuda.h"
 
 #include <ctype.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "backend/cuda_sizes.h"
 #include "backend/gemm_cuda.h"
 #include "backend/nccl_cuda.h"
+#include "base/clock.h"
 #include "base/heartbeat.h"
 #include "base/log.h"
 #include "device/convert.h"
@@ -51,7 +53,7 @@ typedef struct cuda_state {
 
 static cuda_state_t *state_of(const backend_t *backend) { return backend->state; }
 
-static bool is_pinned(memory_label_t label) { return label == MEMORY_PLE_TABLE; }
+static bool is_pinned(memory_label_t label) { return label == MEMORY_PLE_TABLE || label == MEMORY_PINNED; }
 
 static double gib(size_t bytes) { return (double)bytes / (1024.0 * 1024.0 * 1024.0); }
 
@@ -168,6 +170,28 @@ static status_t cuda_synchronize(backend_t *backend) {
     cudaError_t error = cudaStreamSynchronize(state->queue.stream);
     set_on_device(state, false);
     TRY(check_cuda(error, "the work on the device"));
+    return state->all_reduce ? all_reduce_check(state->all_reduce) : STATUS_OK;
+}
+
+/* Looks into memory, which costs the device nothing, and now and then asks whether there is still work to wait for. */
+static status_t cuda_await(backend_t *backend, const uint64_t *word, uint64_t value) {
+    const int64_t patience_ns = 1000000;
+    const cuda_state_t *state = state_of(backend);
+    int64_t asked_ns = clock_now_ns();
+    status_t status = STATUS_OK;
+    set_on_device(state, true);
+    while (status == STATUS_OK && __atomic_load_n(word, __ATOMIC_ACQUIRE) != value) {
+        sched_yield();
+        if (clock_now_ns() - asked_ns < patience_ns) continue;
+        asked_ns = clock_now_ns();
+        cudaError_t error = cudaStreamQuery(state->queue.stream);
+        if (error == cudaErrorNotReady) continue;
+        status = check_cuda(error, "the work on the device");
+        if (status == STATUS_OK && __atomic_load_n(word, __ATOMIC_ACQUIRE) != value)
+            status = status_fail(STATUS_DEVICE, "the device has ended its work without saying so");
+    }
+    set_on_device(state, false);
+    TRY(status);
     return state->all_reduce ? all_reduce_check(state->all_reduce) : STATUS_OK;
 }
 
@@ -358,6 +382,17 @@ static status_t cuda_all_reduce(backend_t *backend, activation_t *data, size_t n
     return all_reduce_run(state->all_reduce, data, n);
 }
 
+static status_t cuda_advance_begin(backend_t *backend, const advance_args_t *args) {
+    return launch_advance_begin(args, &state_of(backend)->queue);
+}
+
+static status_t cuda_advance(backend_t *backend, const advance_args_t *args) {
+    const cuda_state_t *state = state_of(backend);
+    advance_args_t completed = *args;
+    if (state->all_reduce) completed.push = all_reduce_get_push(state->all_reduce);
+    return launch_advance(&completed, &state->queue);
+}
+
 #define OP(name)                                                                                                       \
     static status_t cuda_##name(backend_t *backend, const name##_args_t *args) {                                       \
         return launch_##name(args, &state_of(backend)->queue);                                                         \
@@ -427,6 +462,7 @@ static const backend_ops_t cuda_ops = {
     .record_free = cuda_record_free,
     .mark = cuda_mark,
     .read_marks = cuda_read_marks,
+    .await = cuda_await,
     .routes = cuda_routes,
     .all_reduce = cuda_all_reduce,
     .gr_mix_workspace_bytes = gr_mix_cuda_workspace_bytes,
@@ -453,6 +489,8 @@ static const backend_ops_t cuda_ops = {
     .ple_gather = cuda_ple_gather,
     .ple_mix = cuda_ple_mix,
     .argmax = cuda_argmax,
+    .advance_begin = cuda_advance_begin,
+    .advance = cuda_advance,
     .destroy = cuda_destroy,
 };
 
@@ -615,6 +653,7 @@ status_t backend_cuda_create(const backend_args_t *backend_args, backend_t **bac
         const all_reduce_args_t args = {.comm = comm, .queue = &state->queue, .route = route};
         TRY_GOTO(all_reduce_create(&args, &state->all_reduce), failed);
         created->can_record = all_reduce_get_route(state->all_reduce) != ALL_REDUCE_MPI;
+        if (!all_reduce_get_push(state->all_reduce)) created->advance_refusal = "needs push between the ranks";
         log_info("comm     %s", all_reduce_route_name(all_reduce_get_route(state->all_reduce)));
     } else {
         created->can_record = true;

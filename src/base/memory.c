@@ -27,7 +27,7 @@ const char *memory_label_name(memory_label_t label) {
     static const char *const names[MEMORY_N_LABELS] = {
         [MEMORY_WEIGHTS] = "weights",       [MEMORY_PLE_TABLE] = "ple_table", [MEMORY_KV_CACHE] = "kv_cache",
         [MEMORY_STATE] = "state",           [MEMORY_WORKSPACE] = "workspace", [MEMORY_COMM] = "comm",
-        [MEMORY_CUDA_GRAPH] = "cuda_graph", [MEMORY_OTHER] = "other",
+        [MEMORY_CUDA_GRAPH] = "cuda_graph", [MEMORY_PINNED] = "pinned",       [MEMORY_OTHER] = "other",
     };
     return names[label];
 }

@@ -18,6 +18,7 @@ typedef enum memory_label {
     MEMORY_STATE,      /* GDN, convolution and PLE state */
     MEMORY_WORKSPACE,  /* activations and scratch */
     MEMORY_CUDA_GRAPH, /* a recorded step */
+    MEMORY_PINNED,     /* host memory that a device writes */
     MEMORY_COMM,       /* communication buffers */
     MEMORY_OTHER,      /* config, tokenizer, file buffers */
     MEMORY_N_LABELS

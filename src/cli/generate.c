@@ -203,39 +203,35 @@ static void add_to_result(generation_t *generation, int64_t wall_ns) {
 static status_t generation_loop(generation_t *generation, recorder_t *recorder) {
     const generate_context_t *context = generation->context;
     const job_t *job = &generation->job;
-    const int32_t *tokens = generation->prompt;
-    size_t n_tokens = (size_t)job->n_prompt;
     int64_t begin_ns = clock_now_ns();
-    status_t outside = STATUS_OK; /* rank 0's own, told to the others by the next engine_sample */
+    decode_args_t decode = {.sampling = &job->sampling}; /* its `outside` is rank 0's own, told to the others there */
+    TRY(engine_forward(context->engine, generation->prompt, (size_t)job->n_prompt));
+    if (generation->result) {
+        TRY(context->backend->ops->synchronize(context->backend));
+        generation->result->prefill_ns = clock_now_ns() - begin_ns;
+    }
     while (generation->n_generated < job->max_new) {
-        TRY(engine_forward(context->engine, tokens, n_tokens));
-        if (generation->n_generated == 0 && generation->result) {
-            TRY(context->backend->ops->synchronize(context->backend));
-            generation->result->prefill_ns = clock_now_ns() - begin_ns;
-        }
-        if (is_rank0(generation) && outside == STATUS_OK && interrupt_signal())
-            outside = status_fail(STATUS_INTERRUPTED, "stopped by signal %d after %" PRId64 " tokens",
-                                  interrupt_signal(), generation->n_generated);
+        if (is_rank0(generation) && decode.outside == STATUS_OK && interrupt_signal())
+            decode.outside = status_fail(STATUS_INTERRUPTED, "stopped by signal %d after %" PRId64 " tokens",
+                                         interrupt_signal(), generation->n_generated);
+        decode.is_last = generation->n_generated + 1 == job->max_new;
         sample_t sample;
-        TRY(engine_sample(context->engine, &job->sampling, outside, &sample));
+        TRY(engine_decode_next(context->engine, &decode, &sample));
         TRY(watchdog_check());
-        int64_t end_ns = clock_now_ns();
-        int32_t *token = &generation->generated[generation->n_generated];
-        *token = sample.token;
-        generation->wall_ns[generation->n_generated++] = end_ns - begin_ns;
-        add_to_result(generation, end_ns - begin_ns);
-        outside = recorder_add(recorder, &sample, begin_ns, end_ns);
-        begin_ns = end_ns;
+        int64_t wall_ns = sample.wall_ns ? sample.wall_ns : clock_now_ns() - begin_ns;
+        generation->generated[generation->n_generated] = sample.token;
+        generation->wall_ns[generation->n_generated++] = wall_ns;
+        add_to_result(generation, wall_ns);
+        decode.outside = recorder_add(recorder, &sample, begin_ns, begin_ns + wall_ns);
+        begin_ns += wall_ns;
         if (!job->ignore_eos && generation_config_is_eos(&context->stops, sample.token)) {
             generation->stop_reason = "eos";
             break;
         }
         status_t printed = output_token(&generation->output, sample.token);
-        if (outside == STATUS_OK) outside = printed;
-        tokens = token;
-        n_tokens = 1;
+        if (decode.outside == STATUS_OK) decode.outside = printed;
     }
-    return comm_agree(context->comm, outside);
+    return comm_agree(context->comm, decode.outside);
 }
 
 static int compare_ns(const void *left, const void *right) {

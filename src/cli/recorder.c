@@ -158,7 +158,7 @@ run_memory_t recorder_memory(void) {
                           .state = (int64_t)memory_bytes(MEMORY_STATE),
                           .workspace = (int64_t)(memory_bytes(MEMORY_WORKSPACE) + memory_bytes(MEMORY_COMM)),
                           .cuda_graph = (int64_t)memory_bytes(MEMORY_CUDA_GRAPH),
-                          .pinned_host = (int64_t)memory_bytes(MEMORY_PLE_TABLE),
+                          .pinned_host = (int64_t)(memory_bytes(MEMORY_PLE_TABLE) + memory_bytes(MEMORY_PINNED)),
                           .peak_device = (int64_t)memory_peak_device_bytes(),
                           .peak_host_rss = (int64_t)memory_peak_rss_bytes()};
 }

@@ -11,11 +11,12 @@
 #include "base/log.h"
 #include "engine/sampler.h"
 #include "model/memory_plan.h"
-#include "model/step.h"
+#include "model/runner.h"
 
 /* The engine's own routes; behind them come the backend's (device/route.h). */
 enum {
     ROUTE_CUDA_GRAPH,
+    ROUTE_RUN_AHEAD,
     ROUTE_DENSE8,
     N_OWN_ROUTES,
     N_ROUTES = N_OWN_ROUTES + N_KERNEL_ROUTES,
@@ -23,7 +24,8 @@ enum {
     DENSE_REASON_BYTES = 256
 };
 
-static const char *const own_route_names[N_OWN_ROUTES] = {[ROUTE_CUDA_GRAPH] = "cuda_graph", [ROUTE_DENSE8] = "dense8"};
+static const char *const own_route_names[N_OWN_ROUTES] = {
+    [ROUTE_CUDA_GRAPH] = "cuda_graph", [ROUTE_RUN_AHEAD] = "run_ahead", [ROUTE_DENSE8] = "dense8"};
 
 struct engine {
     comm_t *comm;
@@ -35,7 +37,7 @@ struct engine {
     bool record; /* what the route cuda_graph is asked to be */
     engine_route_t routes[N_ROUTES];
     dense_form_t dense;
-    char route_reasons[N_KERNEL_ROUTES][REASON_BYTES]; /* what some of them point to */
+    char route_reasons[N_ROUTES][REASON_BYTES]; /* what some of them point to */
     char dense_reason[DENSE_REASON_BYTES];
     bool is_decode; /* the last step had one token */
     int64_t n_valid_tokens;
@@ -44,6 +46,11 @@ struct engine {
     weights_t *weights;
     sequence_t *sequence;
     step_t *step;
+    runner_t *runner;
+
+    /* Of engine_decode_next. */
+    int32_t token; /* of the last call; -1: none since engine_forward */
+    route_state_t run_ahead;
 
     /* Of engine_sample. */
     float *local_logits; /* [vocab_size / T], host */
@@ -117,8 +124,7 @@ static step_args_t step_args(const engine_t *engine, local_shape_t local) {
                          .trace = engine->trace,
                          .max_tokens = engine->prefill_chunk,
                          .max_context = engine->max_context,
-                         .n_valid_tokens = engine->n_valid_tokens,
-                         .record = engine->record};
+                         .n_valid_tokens = engine->n_valid_tokens};
 }
 
 static status_t check_memory(const engine_t *engine, const tensor_source_t *source, local_shape_t local) {
@@ -196,9 +202,17 @@ static status_t load(engine_t *engine, const engine_args_t *args, tensor_source_
     TRY(comm_agree(engine->comm, op_trace_create(engine->backend, &engine->trace)));
     TRY(comm_agree(engine->comm, check_memory(engine, source, local)));
     TRY(comm_agree(engine->comm, alloc_state(engine, info->config_json, local)));
-    TRY(engine_set_route(engine, "cuda_graph", args->cuda_graph));
     TRY(weights_load(source, engine->backend, &args->dense, &engine->weights));
     describe_dense(engine);
+    const runner_args_t of_runner = {.backend = engine->backend,
+                                     .trace = engine->trace,
+                                     .step = engine->step,
+                                     .weights = engine->weights,
+                                     .sequence = engine->sequence};
+    TRY(comm_agree(engine->comm, runner_create(&of_runner, &engine->runner)));
+    engine->token = -1;
+    engine->run_ahead.wanted = true;
+    TRY(engine_set_route(engine, "cuda_graph", args->cuda_graph));
     return engine_set_route(engine, "dense8", true);
 }
 
@@ -237,6 +251,7 @@ void engine_destroy(engine_t *engine) {
     memory_free(engine->logits);
     memory_free(engine->pairs);
     memory_free(engine->local_logits);
+    runner_destroy(engine->runner);
     step_destroy(engine->step);
     sequence_destroy(engine->sequence);
     weights_destroy(engine->weights);
@@ -256,17 +271,12 @@ static int find_route(const char *name) {
     return route;
 }
 
-/* A backend's route was taken or not by the calls so far. */
-static engine_route_t kernel_route(engine_t *engine, kernel_route_t route) {
-    engine_route_t told = {.name = kernel_route_name(route)};
-    if (!engine->backend->ops->routes) {
-        told.reason = "the backend has the general form alone";
-        return told;
-    }
-    const route_state_t *state = &engine->backend->ops->routes(engine->backend)[route];
-    told.on = state->wanted && state->n_launches > 0;
+/* A route that calls take one by one was taken or not by those so far. */
+static engine_route_t tell_route(engine_t *engine, int route, const route_state_t *state) {
+    engine_route_t told = {.name = route_name(route), .on = state->wanted && state->n_launches > 0};
     if (told.on) {
-        snprintf(engine->route_reasons[route], REASON_BYTES, "%" PRId64 " launches", state->n_launches);
+        snprintf(engine->route_reasons[route], REASON_BYTES, "%" PRId64 " %s", state->n_launches,
+                 route == ROUTE_RUN_AHEAD ? "steps" : "launches");
         told.reason = engine->route_reasons[route];
     } else if (!state->wanted) {
         told.reason = "switched off";
@@ -277,8 +287,12 @@ static engine_route_t kernel_route(engine_t *engine, kernel_route_t route) {
 }
 
 const engine_route_t *engine_routes(engine_t *engine, size_t *n_routes) {
-    for (int route = 0; route < N_KERNEL_ROUTES; route++)
-        engine->routes[N_OWN_ROUTES + route] = kernel_route(engine, (kernel_route_t)route);
+    const backend_ops_t *ops = engine->backend->ops;
+    const route_state_t general = {.wanted = true, .refusal = "the backend has the general form alone"};
+    const route_state_t *states = ops->routes ? ops->routes(engine->backend) : NULL;
+    engine->routes[ROUTE_RUN_AHEAD] = tell_route(engine, ROUTE_RUN_AHEAD, &engine->run_ahead);
+    for (int route = N_OWN_ROUTES; route < N_ROUTES; route++)
+        engine->routes[route] = tell_route(engine, route, states ? &states[route - N_OWN_ROUTES] : &general);
     *n_routes = N_ROUTES;
     return engine->routes;
 }
@@ -295,7 +309,7 @@ status_t engine_check_route(const char *name) {
 static void set_cuda_graph(engine_t *engine, bool on) {
     bool can_record = engine->backend->can_record;
     engine->record = on;
-    step_set_record(engine->step, on);
+    runner_set_record(engine->runner, on);
     engine->routes[ROUTE_CUDA_GRAPH] =
         (engine_route_t){.name = "cuda_graph",
                          .on = on && can_record,
@@ -314,7 +328,7 @@ static void set_dense8(engine_t *engine, bool on) {
         route->reason =
             engine->backend->ops->takes_dense8 ? "the weights were loaded as FP16" : "the CUDA backend alone has it";
     weights_use_dense8(engine->weights, is_on);
-    step_forget_recordings(engine->step);
+    runner_forget_recordings(engine->runner);
 }
 
 status_t engine_set_route(engine_t *engine, const char *name, bool on) {
@@ -322,19 +336,32 @@ status_t engine_set_route(engine_t *engine, const char *name, bool on) {
     int route = find_route(name);
     if (route == ROUTE_CUDA_GRAPH) {
         set_cuda_graph(engine, on);
+    } else if (route == ROUTE_RUN_AHEAD) {
+        engine->run_ahead = (route_state_t){.wanted = on};
     } else if (route == ROUTE_DENSE8) {
         set_dense8(engine, on);
     } else if (engine->backend->ops->routes) {
         engine->backend->ops->routes(engine->backend)[route - N_OWN_ROUTES] = (route_state_t){.wanted = on};
-        step_forget_recordings(engine->step);
+        runner_forget_recordings(engine->runner);
     }
     return STATUS_OK;
 }
 
-status_t engine_reset(engine_t *engine) { return sequence_reset(engine->sequence); }
+status_t engine_reset(engine_t *engine) {
+    runner_drop(engine->runner);
+    engine->token = -1;
+    return sequence_reset(engine->sequence);
+}
+
+/* A step that was queued ahead has moved the sequence on by a token that nobody has seen. */
+static status_t check_not_ahead(const engine_t *engine) {
+    if (runner_n_ahead(engine->runner) == 0) return STATUS_OK;
+    return status_fail(STATUS_USAGE, "the sequence was decoded ahead of its last token; it must be reset");
+}
 
 status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens) {
     int64_t n = (int64_t)n_tokens, pos = engine->sequence->pos;
+    TRY(check_not_ahead(engine));
     if (n < 1) return status_fail(STATUS_USAGE, "a step needs at least one token");
     if (n > engine->max_context - pos)
         return status_fail(STATUS_USAGE, "%" PRId64 " tokens after %" PRId64 " do not fit a context of %" PRId64, n,
@@ -347,11 +374,11 @@ status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens
     status_t status = STATUS_OK;
     heartbeat_set_busy(true);
     engine->is_decode = n == 1;
+    engine->token = -1;
     for (int64_t done = 0; status == STATUS_OK && done < n;) {
         int64_t chunk = n - done < engine->prefill_chunk ? n - done : engine->prefill_chunk;
         status = done > 0 ? comm_agree(engine->comm, interrupt_check()) : STATUS_OK;
-        if (status == STATUS_OK)
-            status = step_run(engine->step, engine->weights, engine->sequence, tokens + done, chunk, done + chunk == n);
+        if (status == STATUS_OK) status = runner_run(engine->runner, tokens + done, chunk, done + chunk == n);
         done += chunk;
     }
     heartbeat_set_busy(false);
@@ -411,6 +438,7 @@ static void fill_sample(engine_t *engine, const sampling_t *sampling, sample_t *
 }
 
 static status_t check_sampling(const engine_t *engine, const sampling_t *sampling) {
+    TRY(check_not_ahead(engine));
     if (engine->sequence->pos == 0) return status_fail(STATUS_USAGE, "there is no token yet to go on from");
     if (!(sampling->temperature >= 0.0 && isfinite(sampling->temperature)))
         return status_fail(STATUS_USAGE, "the temperature must be 0 or more, not %g", sampling->temperature);
@@ -421,6 +449,12 @@ static status_t check_sampling(const engine_t *engine, const sampling_t *samplin
         return status_fail(STATUS_USAGE, "log-probabilities of %d tokens are wanted; there are %" PRId64,
                            sampling->n_top_logprobs, engine->n_valid_tokens);
     return STATUS_OK;
+}
+
+static status_t fail_numerics(const engine_t *engine) {
+    return status_fail(STATUS_NUMERICS,
+                       "logits after token %" PRId64 " are NaN or Inf; check the model with galvani inspect --verify",
+                       engine->sequence->pos);
 }
 
 static status_t sample_token(engine_t *engine, const sampling_t *sampling, status_t outside, sample_t *sample) {
@@ -438,11 +472,7 @@ static status_t sample_token(engine_t *engine, const sampling_t *sampling, statu
     if (is_root) outcome.token = choose(engine, sampling);
     comm_broadcast(engine->comm, &outcome, sizeof outcome);
     if (outcome.outside != STATUS_OK) return comm_agree(engine->comm, is_root ? outside : STATUS_OK);
-    if (outcome.token < 0)
-        return status_fail(STATUS_NUMERICS,
-                           "logits after token %" PRId64
-                           " are NaN or Inf; check the model with galvani inspect --verify",
-                           engine->sequence->pos);
+    if (outcome.token < 0) return fail_numerics(engine);
     if (is_root) fill_sample(engine, sampling, &chosen);
     chosen.token = outcome.token;
     op_trace_end_host(engine->trace, OP_GROUP_SAMPLING, "sample");
@@ -458,6 +488,62 @@ status_t engine_sample(engine_t *engine, const sampling_t *sampling, status_t ou
     return status;
 }
 
+/* Whether this call's token stays on the device. */
+static bool takes_run_ahead(engine_t *engine, const sampling_t *sampling) {
+    route_state_t *route = &engine->run_ahead;
+    const char *refusal = engine->backend->advance_refusal;
+    if (!route->wanted) return false;
+    if (!refusal && !engine->routes[ROUTE_CUDA_GRAPH].on) refusal = "needs cuda_graph";
+    if (!refusal && (sampling->temperature != 0.0 || sampling->keep_logits || sampling->n_top_logprobs > 0))
+        refusal = "needs greedy decoding, without logits or log-probabilities";
+    if (refusal && !route->refusal) route->refusal = refusal;
+    return !refusal;
+}
+
+static status_t queue_step(engine_t *engine) {
+    engine->run_ahead.n_launches++;
+    return runner_queue_step(engine->runner);
+}
+
+/* What ranks agree on is agreed on while the device works on the next step. */
+static status_t decode_ahead(engine_t *engine, const decode_args_t *args, sample_t *sample) {
+    runner_t *runner = engine->runner;
+    choice_t choice;
+    if (runner_n_ahead(runner) == 0) TRY(runner_queue_choice(runner));
+    int64_t next_pos = engine->sequence->pos + (engine->token >= 0);
+    bool has_next = !args->is_last && next_pos < engine->max_context, is_late = runner_should_await(runner);
+    if (has_next && !is_late) TRY(queue_step(engine));
+    TRY(runner_await(runner, engine->token, &choice));
+    if (has_next && is_late) TRY(queue_step(engine));
+
+    bool is_root = comm_tp_rank(engine->comm) == 0;
+    int32_t outside = (int32_t)args->outside;
+    comm_broadcast(engine->comm, &outside, sizeof outside);
+    if (outside != STATUS_OK) return comm_agree(engine->comm, is_root ? args->outside : STATUS_OK);
+    if (choice.token < 0) return fail_numerics(engine);
+    engine->token = choice.token;
+    *sample = (sample_t){.token = choice.token, .wall_ns = choice.wall_ns, .pairs = is_root ? choice.pairs : NULL};
+    return STATUS_OK;
+}
+
+status_t engine_decode_next(engine_t *engine, const decode_args_t *args, sample_t *sample) {
+    bool is_ahead = takes_run_ahead(engine, args->sampling) || runner_n_ahead(engine->runner) > 0;
+    if (runner_n_ahead(engine->runner) == 0) {
+        int32_t token = engine->token;
+        if (token >= 0) TRY(engine_forward(engine, &token, 1));
+        TRY(check_sampling(engine, args->sampling));
+    }
+    if (!is_ahead) {
+        TRY(engine_sample(engine, args->sampling, args->outside, sample));
+        engine->token = sample->token;
+        return STATUS_OK;
+    }
+    heartbeat_set_busy(true);
+    status_t status = decode_ahead(engine, args, sample);
+    heartbeat_set_busy(false);
+    return status;
+}
+
 engine_info_t engine_get_info(const engine_t *engine) {
     return (engine_info_t){
         .vocab_size = engine->config.vocab_size,
@@ -469,7 +555,7 @@ engine_info_t engine_get_info(const engine_t *engine) {
     };
 }
 
-size_t engine_n_launches(const engine_t *engine) { return engine->record ? step_n_launches(engine->step) : 0; }
+size_t engine_n_launches(const engine_t *engine) { return engine->record ? runner_n_launches(engine->runner) : 0; }
 
 int64_t engine_position(const engine_t *engine) { return engine->sequence->pos; }
 

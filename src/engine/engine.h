@@ -57,6 +57,7 @@ typedef struct sampling {
  * asked for or not on rank 0. */
 typedef struct sample {
     int32_t token;             /* on every rank */
+    int64_t wall_ns;           /* since the token before was chosen, by the device's clock; 0: the host's clock tells */
     const token_pair_t *pairs; /* [tp_size], greedy */
     const float *logits;       /* [vocab_size] */
     const int32_t *top_tokens; /* [n_top_logprobs], falling */
@@ -69,6 +70,21 @@ typedef struct sample {
  * Inf. `outside` is rank 0's own status (a run file that cannot be written, a signal): all ranks return it instead of
  * sampling. */
 status_t engine_sample(engine_t *engine, const sampling_t *sampling, status_t outside, sample_t *sample);
+
+typedef struct decode_args {
+    const sampling_t *sampling; /* the same from the sequence's first token to its last */
+    status_t outside;           /* rank 0's own, as in engine_sample */
+    bool is_last;               /* no token behind this one will be asked for */
+} decode_args_t;
+
+/* The next token of the sequence: what engine_sample chooses, after the token of the call before, if there was one
+ * since engine_forward, went through the model as by engine_forward.
+ *
+ * Where the token can stay on the device (greedy, nothing kept but pairs, recorded steps, route run_ahead) the step on
+ * it is queued before this call has seen it, and works while the caller handles it. A caller that stops before is_last
+ * leaves such a step behind: then only engine_reset may follow, and the step is thrown away. Either way the tokens are
+ * the same. */
+status_t engine_decode_next(engine_t *engine, const decode_args_t *args, sample_t *sample);
 
 /* Facts of the loaded model. */
 typedef struct engine_info {

@@ -80,8 +80,9 @@ void op_trace_destroy(op_trace_t *trace) {
 void op_trace_reset(op_trace_t *trace) {
     memset(trace->group_ns, 0, sizeof trace->group_ns);
     trace->n_records = 0;
-    trace->n_marks = 0;
 }
+
+void op_trace_drop(op_trace_t *trace) { trace->n_marks = 0; }
 
 static void keep_record(op_trace_t *trace, op_record_t record) {
     trace->group_ns[record.group] += record.dur_ns;
@@ -90,7 +91,9 @@ static void keep_record(op_trace_t *trace, op_record_t record) {
 
 /* Past the last stamp, ops count as part of the next that has one. */
 static void stamp(op_trace_t *trace, op_mark_t mark) {
-    if (trace->level == OP_TRACE_OFF || trace->n_marks == BACKEND_MAX_MARKS || trace->status != STATUS_OK) return;
+    if (trace->level == OP_TRACE_OFF || trace->is_quiet) return;
+    if (trace->n_marks == BACKEND_MAX_MARKS || trace->status != STATUS_OK) return;
+    if (trace->n_marks == 0) trace->are_marks_detailed = trace->is_detailed;
     trace->marks[trace->n_marks] = mark;
     trace->status = trace->device->ops->mark(trace->device, trace->n_marks++);
 }
@@ -124,11 +127,15 @@ void op_trace_stamp(op_trace_t *trace, op_group_t group, const char *op) {
 }
 
 void op_trace_replay(op_trace_t *trace, const op_mark_t *marks, size_t n_marks) {
+    if (n_marks > 0 && trace->n_marks == 0) { /* its begin is one of them */
+        trace->begin_ns = clock_now_ns();
+        trace->are_marks_detailed = trace->is_detailed;
+    }
     memcpy(trace->marks + trace->n_marks, marks, n_marks * sizeof *marks);
     trace->n_marks += n_marks;
 }
 
-static void share_out(op_trace_t *trace, int64_t total_ns) {
+void op_trace_share(op_trace_t *trace, int64_t total_ns) {
     for (int group = 0; group < OP_N_GROUPS; group++)
         trace->group_ns[group] += (int64_t)((double)total_ns * trace->shares[group]);
 }
@@ -144,9 +151,10 @@ status_t op_trace_collect(op_trace_t *trace, bool is_decode) {
     trace->status = STATUS_OK;
     TRY(status);
     size_t n = trace->n_marks;
+    trace->n_marks = 0;
     TRY(trace->device->ops->read_marks(trace->device, n, trace->mark_ns));
-    if (!trace->is_detailed) {
-        share_out(trace, trace->mark_ns[n - 1]);
+    if (!trace->are_marks_detailed) {
+        op_trace_share(trace, trace->mark_ns[n - 1]);
         return STATUS_OK;
     }
     for (size_t i = 1; i < n; i++)

@@ -71,11 +71,13 @@ typedef struct op_trace {
     size_t n_records, capacity;
     int64_t begin_ns; /* of the op now running; with stamps, of the step */
 
-    backend_t *device; /* NULL: the host's clock times the ops */
-    bool is_detailed;  /* every op is stamped */
-    op_mark_t *marks;  /* [BACKEND_MAX_MARKS]; [0] is the step's begin */
-    int64_t *mark_ns;  /* [BACKEND_MAX_MARKS] */
-    size_t n_marks;
+    backend_t *device;          /* NULL: the host's clock times the ops */
+    bool is_detailed;           /* every op is stamped */
+    bool is_quiet;              /* none is: the step's time will be known otherwise (op_trace_share) */
+    op_mark_t *marks;           /* [BACKEND_MAX_MARKS]; [0] is the step's begin */
+    int64_t *mark_ns;           /* [BACKEND_MAX_MARKS] */
+    size_t n_marks;             /* of the stamps that were not read yet */
+    bool are_marks_detailed;    /* they are of a step that is detailed */
     double shares[OP_N_GROUPS]; /* of the last step that was detailed and decoded */
     status_t status;            /* of the stamps since the last op_trace_collect */
 } op_trace_t;
@@ -87,8 +89,11 @@ void op_trace_destroy(op_trace_t *trace); /* NULL is allowed */
 /* To be called between steps. STATUS_MEMORY: there is no room for records, and the level stays. */
 status_t op_trace_set_level(op_trace_t *trace, op_trace_level_t level);
 
-/* Forgets the last step. */
+/* Forgets the last step's times; stamps that were not read yet are another step's. */
 void op_trace_reset(op_trace_t *trace);
+
+/* Forgets the stamps that were not read. */
+void op_trace_drop(op_trace_t *trace);
 
 /* Begin and end of one op; the end is a sign of life (base/heartbeat.h). Ops do not nest. A record that finds no room
  * is dropped from the records, never from the sums. */
@@ -104,8 +109,11 @@ void op_trace_stamp(op_trace_t *trace, op_group_t group, const char *op);
 /* Ops that were stamped while they were recorded run again: they take the next stamps. */
 void op_trace_replay(op_trace_t *trace, const op_mark_t *marks, size_t n_marks);
 
-/* Reads the stamps; the device's work is done. `is_decode`: the step's shares may stand for later ones. */
+/* Reads the stamps once the device has made them. `is_decode`: the step's shares may stand for later ones. */
 status_t op_trace_collect(op_trace_t *trace, bool is_decode);
+
+/* A step without stamps took total_ns on the device. */
+void op_trace_share(op_trace_t *trace, int64_t total_ns);
 
 #ifdef __cplusplus
 }

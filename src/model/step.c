@@ -13,16 +13,6 @@ typedef struct step_input {
     int32_t tokens[];                       /* [max_tokens] */
 } step_input_t;
 
-typedef struct recording {
-    void *work;       /* the backend's; NULL: not made yet */
-    op_mark_t *marks; /* [n_marks]: the stamps that it makes */
-    size_t n_marks;
-} recording_t;
-
-/* Where the trace does not stamp every op of all steps, it does so in the first decode steps, in one when all is warm,
- * and in every so many-th from there: stamps make a step some tenths longer. */
-enum { DETAIL_FIRST = 16, DETAIL_INTERVAL = 512 };
-
 struct step {
     step_args_t args;
     step_observer_t observer;
@@ -30,13 +20,6 @@ struct step {
     qsa_shape_t qsa;
     void *block;              /* what the buffers below point into */
     step_input_t *input_host; /* filled, then uploaded to `input` */
-
-    /* The decode step, recorded for these weights and this sequence when it runs the second time: the first loads the
-     * device's code, which may not happen while recording. */
-    recording_t plain, detailed; /* without and with the trace's stamps */
-    const weights_t *recorded_weights;
-    const sequence_t *recorded_sequence;
-    int64_t n_decoded;
 
     /* Of the call that runs. */
     int64_t n_tokens;
@@ -226,32 +209,11 @@ failed:
     return status;
 }
 
-static void free_recording(backend_t *backend, recording_t *recording) {
-    if (recording->work) backend->ops->record_free(backend, recording->work);
-    memory_free(recording->marks);
-    *recording = (recording_t){0};
-}
-
 void step_destroy(step_t *step) {
     if (!step) return;
-    backend_t *backend = step->args.backend;
-    free_recording(backend, &step->plain);
-    free_recording(backend, &step->detailed);
-    backend->ops->free(backend, step->block);
+    step->args.backend->ops->free(step->args.backend, step->block);
     memory_free(step->input_host);
     memory_free(step);
-}
-
-void step_set_record(step_t *step, bool record) { step->args.record = record; }
-
-size_t step_n_launches(const step_t *step) {
-    const recording_t *recording = step->plain.work ? &step->plain : &step->detailed;
-    return recording->work ? step->args.backend->ops->record_n_launches(recording->work) : 0;
-}
-
-void step_forget_recordings(step_t *step) {
-    free_recording(step->args.backend, &step->plain);
-    free_recording(step->args.backend, &step->detailed);
 }
 
 const float *step_logits(const step_t *step) { return step->logits; }
@@ -260,6 +222,8 @@ void step_observe(step_t *step, step_observer_t observer, void *context) {
     step->observer = observer;
     step->observer_context = context;
 }
+
+bool step_is_observed(const step_t *step) { return step->observer != NULL; }
 
 static status_t linear(step_t *step, op_group_t group, const char *name, matrix_t weight, const activation_t *x,
                        activation_t *y) {
@@ -552,9 +516,9 @@ static status_t head(step_t *step, const weights_t *weights) {
     return linear_f32(step, OP_GROUP_LM_HEAD, "lm_head", weights->lm_head, step->u, step->logits);
 }
 
-/* From the uploaded input to the logits. */
-static status_t run_ops(step_t *step, const weights_t *weights, sequence_t *sequence, bool want_logits) {
-    int64_t n_tokens = step->n_tokens;
+status_t step_compute(step_t *step, const weights_t *weights, sequence_t *sequence, int64_t n_tokens,
+                      bool want_logits) {
+    step->n_tokens = n_tokens;
     step->layer = -1;
     step->is_pending = false;
     TRY(embed(step, weights->embed));
@@ -584,71 +548,24 @@ status_t step_argmax(step_t *step, const token_pair_t **pair) {
     return STATUS_OK;
 }
 
-static status_t upload_input(step_t *step, const sequence_t *sequence, const int32_t *tokens) {
+status_t step_advance(step_t *step, const advance_args_t *args, int64_t n_tokens) {
+    advance_args_t advance = *args;
+    advance.n_tokens = n_tokens;
+    advance.n_context = step->args.config->ngram_size - 1;
+    advance.pair = step->pair;
+    advance.start_pos = &step->input->start_pos;
+    advance.context = step->input->context;
+    advance.tokens = step->input->tokens;
+    TRY(step->args.backend->ops->advance(step->args.backend, &advance));
+    op_trace_stamp(step->args.trace, OP_GROUP_SAMPLING, "advance");
+    return STATUS_OK;
+}
+
+status_t step_upload(step_t *step, const sequence_t *sequence, const int32_t *tokens, int64_t n_tokens) {
     backend_t *backend = step->args.backend;
     step_input_t *input = step->input_host;
     input->start_pos = sequence->pos;
     memcpy(input->context, sequence->context, sizeof input->context);
-    memcpy(input->tokens, tokens, (size_t)step->n_tokens * sizeof *tokens);
-    RUN(step, OP_GROUP_OTHER, "upload", backend->ops->upload(backend, step->input, input, input_bytes(step->n_tokens)));
-    return STATUS_OK;
-}
-
-static bool is_recordable(const step_t *step, bool want_logits) {
-    return step->args.record && step->args.backend->can_record && step->n_tokens == 1 && want_logits && !step->observer;
-}
-
-static status_t make_recording(step_t *step, const weights_t *weights, sequence_t *sequence, recording_t *recording) {
-    backend_t *backend = step->args.backend;
-    op_trace_t *trace = step->args.trace;
-    size_t n_before = trace->n_marks;
-    TRY(backend->ops->record_begin(backend));
-    status_t status = run_ops(step, weights, sequence, true);
-    status_t ended = backend->ops->record_end(backend, &recording->work);
-    TRY(status != STATUS_OK ? status : ended);
-    void *memory;
-    recording->n_marks = trace->n_marks - n_before;
-    TRY(memory_alloc(MEMORY_OTHER, recording->n_marks, sizeof(op_mark_t), &memory));
-    recording->marks = memory;
-    memcpy(recording->marks, trace->marks + n_before, recording->n_marks * sizeof(op_mark_t));
-    trace->n_marks = n_before;
-    return STATUS_OK;
-}
-
-/* run_ops by a recording, made here if there is none for these weights and this sequence. */
-static status_t replay_ops(step_t *step, const weights_t *weights, sequence_t *sequence) {
-    backend_t *backend = step->args.backend;
-    recording_t *recording = step->args.trace->is_detailed ? &step->detailed : &step->plain;
-    if (step->recorded_weights != weights || step->recorded_sequence != sequence) {
-        step_forget_recordings(step);
-    }
-    step->recorded_weights = weights;
-    step->recorded_sequence = sequence;
-    if (!recording->work) TRY(make_recording(step, weights, sequence, recording));
-    TRY(backend->ops->replay(backend, recording->work));
-    op_trace_replay(step->args.trace, recording->marks, recording->n_marks);
-    return STATUS_OK;
-}
-
-/* Whether the trace stamps every op of this step. */
-static bool wants_detail(const step_t *step) {
-    const op_trace_t *trace = step->args.trace;
-    if (trace->level != OP_TRACE_STEPS) return trace->level == OP_TRACE_OPS;
-    return step->n_tokens > 1 || step->n_decoded <= 1 || step->n_decoded % DETAIL_INTERVAL == DETAIL_FIRST;
-}
-
-status_t step_run(step_t *step, const weights_t *weights, sequence_t *sequence, const int32_t *tokens, int64_t n_tokens,
-                  bool want_logits) {
-    step->n_tokens = n_tokens;
-    step->layer = -1;
-    step->args.trace->is_detailed = wants_detail(step);
-    TRY(upload_input(step, sequence, tokens));
-    if (is_recordable(step, want_logits) && step->n_decoded > 0)
-        TRY(replay_ops(step, weights, sequence));
-    else
-        TRY(run_ops(step, weights, sequence, want_logits));
-    op_trace_stamp(step->args.trace, OP_GROUP_OTHER, "end");
-    step->n_decoded += n_tokens == 1;
-    sequence_advance(sequence, tokens, n_tokens);
-    return STATUS_OK;
+    memcpy(input->tokens, tokens, (size_t)n_tokens * sizeof *tokens);
+    return backend->ops->upload(backend, step->input, input, input_bytes(n_tokens));
 }

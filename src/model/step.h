@@ -22,7 +22,6 @@ typedef struct step_args {
     int64_t max_tokens;     /* tokens of one step at most */
     int64_t max_context;    /* tokens of one sequence at most */
     int64_t n_valid_tokens; /* ids from here on are padding and never chosen */
-    bool record;            /* record the decode step and replay it, where the backend can */
 } step_args_t;
 
 /* Adds the workspace that step_create will allocate to `needed`. */
@@ -32,19 +31,13 @@ void step_count(const step_args_t *args, size_t needed[MEMORY_N_LABELS]);
 status_t step_create(const step_args_t *args, step_t **step);
 void step_destroy(step_t *step); /* NULL is allowed */
 
-/* Computes the next n_tokens (1 ... max_tokens) of the sequence and moves it on. With `want_logits` the logits of the
- * last token are ready afterwards. Tokens lie in [0, vocab_size). Collective. */
-status_t step_run(step_t *step, const weights_t *weights, sequence_t *sequence, const int32_t *tokens, int64_t n_tokens,
-                  bool want_logits);
+/* Gives the step the next n_tokens (1 ... max_tokens) of the sequence, each in [0, vocab_size). */
+status_t step_upload(step_t *step, const sequence_t *sequence, const int32_t *tokens, int64_t n_tokens);
 
-/* Whether decode steps are recorded from here on, where the backend can. */
-void step_set_record(step_t *step, bool record);
-
-/* Kernels that the recorded decode step launches; 0 while there is none. */
-size_t step_n_launches(const step_t *step);
-
-/* What was recorded no longer holds: the next decode steps are recorded anew. */
-void step_forget_recordings(step_t *step);
+/* Computes the n_tokens that the step was given. With `want_logits` the logits of the last one are ready afterwards.
+ * Depends on nothing else that changes from step to step, so it may be recorded. The sequence's count of tokens is the
+ * caller's to move on. Collective. */
+status_t step_compute(step_t *step, const weights_t *weights, sequence_t *sequence, int64_t n_tokens, bool want_logits);
 
 /* This rank's logits, [vocab_size / T], in backend memory; the first is of token tp_rank * vocab_size / T. */
 const float *step_logits(const step_t *step);
@@ -52,9 +45,14 @@ const float *step_logits(const step_t *step);
 /* Queues this rank's argmax of those logits; `pair` (in backend memory, the step's) holds it once that is done. */
 status_t step_argmax(step_t *step, const token_pair_t **pair);
 
+/* Behind step_argmax: completes `args` (whose members of this step are not set) and gives the step the token that all
+ * ranks' pairs lead to, as the next of the sequence. `n_tokens`: of the step before. Collective. */
+status_t step_advance(step_t *step, const advance_args_t *args, int64_t n_tokens);
+
 /* Called after each layer with the residual streams [n_tokens, hc_count, hidden_size] in backend memory. */
 typedef void (*step_observer_t)(void *context, int64_t layer, const float *h, int64_t n_tokens);
 void step_observe(step_t *step, step_observer_t observer, void *context);
+bool step_is_observed(const step_t *step);
 
 #ifdef __cplusplus
 }
