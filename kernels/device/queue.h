@@ -35,6 +35,7 @@ struct device_queue {
     activation_t *gemm_scratch; /* room for the largest 8-bit matrix as FP16; NULL: there is none */
     struct route_state *routes; /* [N_KERNEL_ROUTES]: its fast paths; counted through a const queue too */
     const char *pdl_refusal;    /* why programmatic dependent launch cannot be had; NULL where it can */
+    const char *mma_refusal;    /* the same of what device/mma.cuh has */
     struct stamp *due;          /* time stamps to be made in front of what is queued next; who makes them clears it */
 };
 

@@ -3,7 +3,14 @@
 #include <stddef.h>
 
 static const char *const names[N_KERNEL_ROUTES] = {
-    [ROUTE_PDL] = "pdl", [ROUTE_PUSH_ALLREDUCE] = "push_allreduce", [ROUTE_GDN] = "gdn", [ROUTE_QSA] = "qsa",
+    [ROUTE_PDL] = "pdl",
+    [ROUTE_PUSH_ALLREDUCE] = "push_allreduce",
+    [ROUTE_GDN] = "gdn",
+    [ROUTE_QSA] = "qsa",
+    [ROUTE_GDN_CHUNK] = "gdn_chunk",
+    [ROUTE_QSA_TILES] = "qsa_tiles",
+    [ROUTE_GR_MANY] = "gr_many",
+    [ROUTE_EXPERTS_GROUPED] = "experts_grouped",
     [ROUTE_GR] = "gr",
 };
 

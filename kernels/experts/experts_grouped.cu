@@ -1,5 +1,6 @@
 #include <mma.h>
 
+#include "device/route.h"
 #include "experts/experts_grouped.cuh"
 #include "experts/nvfp4.cuh"
 
@@ -8,25 +9,11 @@ namespace {
 enum {
     THREADS = 256,
     PLAN_THREADS = 1024,
-    TILE_PAIRS = 64,
+    TILE_PAIRS = EXPERT_TILE_PAIRS,
     TILE_ROWS = 128, /* weight rows of a block: as many outputs of down, half as many of gate and as many of up */
     TILE_K = 64,
     STRIDE = TILE_K + 8,       /* of a row in shared memory, so that rows start in different banks */
     SUM_STRIDE = TILE_ROWS + 4 /* the same for the sums */
-};
-
-/* Up to TILE_PAIRS pairs of one expert, by their places in the sorted order. */
-struct tile {
-    int32_t expert, first, n;
-};
-
-struct plan {
-    int32_t *n_tiles;
-    int32_t *pairs;  /* [n_pairs]: token * top_k + choice, sorted by expert */
-    int32_t *places; /* [n_pairs]: where a pair went */
-    tile *tiles;     /* [max_tiles] */
-    __half *act;     /* [n_pairs, intermediate], sorted */
-    __half *out;     /* [n_pairs, hidden_size], sorted */
 };
 
 int64_t max_tiles(const experts_args_t *args) {
@@ -36,25 +23,49 @@ int64_t max_tiles(const experts_args_t *args) {
 
 size_t align(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-size_t lay_out(const experts_args_t *args, plan *plan) {
+size_t lay_out(const experts_args_t *args, expert_plan *plan) {
     size_t n_pairs = (size_t)(args->n_tokens * args->top_k), used = 256;
     char *base = (char *)args->workspace;
+    plan->max_tiles = (unsigned int)max_tiles(args);
     plan->n_tiles = (int32_t *)base;
     plan->pairs = (int32_t *)(base + used);
     used += align(n_pairs * sizeof(int32_t));
     plan->places = (int32_t *)(base + used);
     used += align(n_pairs * sizeof(int32_t));
-    plan->tiles = (tile *)(base + used);
-    used += align((size_t)max_tiles(args) * sizeof(tile));
+    plan->tiles = (expert_tile *)(base + used);
+    used += align((size_t)max_tiles(args) * sizeof(expert_tile));
     plan->act = (__half *)(base + used);
     used += align(n_pairs * (size_t)args->intermediate * sizeof(__half));
     plan->out = (__half *)(base + used);
     return used + n_pairs * (size_t)args->hidden_size * sizeof(__half);
 }
 
+/* Sum of the values of the threads before this one, and of all in `total`. `scratch` holds a value a warp and is free
+ * again on return. */
+__device__ __forceinline__ int2 scan_before(int2 value, int2 *scratch, int2 *total) {
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int2 sum = value;
+#pragma unroll
+    for (int offset = 1; offset < WARP; offset *= 2) {
+        int x = __shfl_up_sync(0xffffffffu, sum.x, offset), y = __shfl_up_sync(0xffffffffu, sum.y, offset);
+        if (lane >= offset) sum.x += x, sum.y += y;
+    }
+    if (lane == WARP - 1) scratch[warp] = sum;
+    __syncthreads();
+    int2 before = make_int2(sum.x - value.x, sum.y - value.y);
+    *total = make_int2(0, 0);
+    for (int i = 0; i < PLAN_THREADS / WARP; i++) {
+        if (i == warp) before.x += total->x, before.y += total->y;
+        total->x += scratch[i].x, total->y += scratch[i].y;
+    }
+    __syncthreads();
+    return before;
+}
+
 /* One block. The order of an expert's pairs is left to chance: a pair's result does not depend on its neighbours. */
-__global__ void __launch_bounds__(PLAN_THREADS) experts_plan_kernel(experts_args_t args, plan plan) {
+__global__ void __launch_bounds__(PLAN_THREADS) experts_plan_kernel(experts_args_t args, expert_plan plan) {
     extern __shared__ int32_t next[]; /* [n_experts]: first counts, then the next free place */
+    __shared__ int2 scratch[PLAN_THREADS / WARP];
     int n_experts = (int)args.n_experts, n_pairs = (int)(args.n_tokens * args.top_k);
     for (int expert = threadIdx.x; expert < n_experts; expert += PLAN_THREADS)
         next[expert] = 0;
@@ -62,17 +73,18 @@ __global__ void __launch_bounds__(PLAN_THREADS) experts_plan_kernel(experts_args
     for (int pair = threadIdx.x; pair < n_pairs; pair += PLAN_THREADS)
         atomicAdd(&next[args.experts[pair]], 1);
     __syncthreads();
-    if (threadIdx.x == 0) {
-        int first = 0, n_tiles = 0;
-        for (int expert = 0; expert < n_experts; expert++) {
-            int n = next[expert];
-            for (int done = 0; done < n; done += TILE_PAIRS)
-                plan.tiles[n_tiles++] = tile{expert, first + done, min(n - done, (int)TILE_PAIRS)};
-            next[expert] = first;
-            first += n;
-        }
-        *plan.n_tiles = n_tiles;
+    int2 done = make_int2(0, 0); /* places and tiles of the experts before */
+    for (int first_expert = 0; first_expert < n_experts; first_expert += PLAN_THREADS) {
+        int expert = first_expert + threadIdx.x, n = expert < n_experts ? next[expert] : 0;
+        int2 total, before = scan_before(make_int2(n, (n + TILE_PAIRS - 1) / TILE_PAIRS), scratch, &total);
+        int first = done.x + before.x;
+        expert_tile *tile = plan.tiles + done.y + before.y;
+        for (int taken = 0; taken < n; taken += TILE_PAIRS)
+            *tile++ = expert_tile{expert, first + taken, min(n - taken, (int)TILE_PAIRS)};
+        if (expert < n_experts) next[expert] = first;
+        done.x += total.x, done.y += total.y;
     }
+    if (threadIdx.x == 0) *plan.n_tiles = done.y;
     __syncthreads();
     for (int pair = threadIdx.x; pair < n_pairs; pair += PLAN_THREADS) {
         int place = atomicAdd(&next[args.experts[pair]], 1);
@@ -112,7 +124,7 @@ template <bool NVFP4> struct fetched {
  * warps, 32 x 32 sums each, 16 x 16 x 16 products of FP16 with FP32 sums. Sizes: multiples of 16; what a tile lacks
  * counts as zero. */
 template <bool NVFP4, bool GATE_UP>
-__global__ void __launch_bounds__(THREADS) experts_tile_f16_kernel(experts_args_t args, plan plan) {
+__global__ void __launch_bounds__(THREADS) experts_tile_f16_kernel(experts_args_t args, expert_plan plan) {
     using namespace nvcuda;
     __shared__ __align__(32) union {
         struct {
@@ -121,7 +133,7 @@ __global__ void __launch_bounds__(THREADS) experts_tile_f16_kernel(experts_args_
         float sums[TILE_PAIRS][SUM_STRIDE];
     } shared;
     if ((int)blockIdx.y >= *plan.n_tiles) return;
-    tile tile = plan.tiles[blockIdx.y];
+    expert_tile tile = plan.tiles[blockIdx.y];
     constexpr int OUTPUTS = GATE_UP ? TILE_ROWS / 2 : TILE_ROWS;
     int depth = (int)(GATE_UP ? args.hidden_size : args.intermediate);
     int n_outputs = (int)(GATE_UP ? args.intermediate : args.hidden_size), first_output = blockIdx.x * OUTPUTS;
@@ -254,20 +266,30 @@ __global__ void __launch_bounds__(THREADS) experts_tile_f16_kernel(experts_args_
     }
 }
 
-/* Grid: (hidden_size / 256, tokens), one thread an output: the weighted sum of its experts', in their order. */
-__global__ void __launch_bounds__(THREADS) experts_sum_f32_kernel(experts_args_t args, plan plan) {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, token = blockIdx.y;
-    if (i >= args.hidden_size) return;
-    float sum = 0.0f;
-    for (int64_t pair = token * args.top_k; pair < (token + 1) * args.top_k; pair++)
-        sum = fmaf(args.weights[pair], __half2float(plan.out[plan.places[pair] * args.hidden_size + i]), sum);
-    args.o[token * args.hidden_size + i] = __float2half_rn(sum);
+/* Eight neighbouring outputs a thread: the weighted sum of their token's experts', in their order. */
+__global__ void __launch_bounds__(THREADS) experts_sum_f32_kernel(experts_args_t args, expert_plan plan) {
+    int64_t per_token = args.hidden_size / 8, index = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t token = index / per_token, column = index % per_token * 8;
+    if (token >= args.n_tokens) return;
+    float sum[8] = {};
+#pragma unroll 5
+    for (int64_t pair = token * args.top_k; pair < (token + 1) * args.top_k; pair++) {
+        float weight = args.weights[pair], values[8];
+        unpack8(__ldg((const uint4 *)(plan.out + plan.places[pair] * args.hidden_size + column)), values);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum[i] = fmaf(weight, values[i], sum[i]);
+    }
+    __half2 pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        pairs[i] = __floats2half2_rn(sum[2 * i], sum[2 * i + 1]);
+    *(uint4 *)(args.o + token * args.hidden_size + column) = *(uint4 *)pairs;
 }
 
-template <bool NVFP4> void launch_tiles(const experts_args_t *args, const plan &plan, cudaStream_t stream) {
-    unsigned int n_tiles = (unsigned int)max_tiles(args);
-    dim3 up(blocks_for(args->intermediate, TILE_ROWS / 2), n_tiles),
-        down(blocks_for(args->hidden_size, TILE_ROWS), n_tiles);
+template <bool NVFP4> void launch_tiles(const experts_args_t *args, const expert_plan &plan, cudaStream_t stream) {
+    dim3 up(blocks_for(args->intermediate, TILE_ROWS / 2), plan.max_tiles),
+        down(blocks_for(args->hidden_size, TILE_ROWS), plan.max_tiles);
     experts_tile_f16_kernel<NVFP4, true><<<up, THREADS, 0, stream>>>(*args, plan);
     experts_tile_f16_kernel<NVFP4, false><<<down, THREADS, 0, stream>>>(*args, plan);
 }
@@ -277,20 +299,23 @@ template <bool NVFP4> void launch_tiles(const experts_args_t *args, const plan &
 size_t experts_grouped_workspace_bytes(const experts_args_t *args) {
     experts_args_t counted = *args;
     counted.workspace = NULL;
-    plan plan;
+    expert_plan plan;
     return lay_out(&counted, &plan);
 }
 
 status_t launch_experts_grouped(const experts_args_t *args, const device_queue_t *queue) {
-    plan plan;
+    expert_plan plan;
     lay_out(args, &plan);
     size_t shared_bytes = (size_t)args->n_experts * sizeof(int32_t);
+    queue_stamp(queue);
     experts_plan_kernel<<<1, PLAN_THREADS, shared_bytes, queue->stream>>>(*args, plan);
-    if (args->expert_weights.gate_up_codes)
+    if (route_take(queue, ROUTE_EXPERTS_GROUPED, experts_tiles_refusal(args, queue)))
+        launch_experts_tiles(args, plan, queue);
+    else if (args->expert_weights.gate_up_codes)
         launch_tiles<true>(args, plan, queue->stream);
     else
         launch_tiles<false>(args, plan, queue->stream);
-    dim3 grid(blocks_for(args->hidden_size, THREADS), (unsigned int)args->n_tokens);
-    experts_sum_f32_kernel<<<grid, THREADS, 0, queue->stream>>>(*args, plan);
+    unsigned int n_blocks = blocks_for(args->n_tokens * (args->hidden_size / 8), THREADS);
+    experts_sum_f32_kernel<<<n_blocks, THREADS, 0, queue->stream>>>(*args, plan);
     return queue_check_launch("experts");
 }

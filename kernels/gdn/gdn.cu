@@ -1,6 +1,8 @@
 #include "device/device.cuh"
 #include "device/route.h"
+#include "gdn/gdn_chunks.cuh"
 #include "gdn/gdn_m1.h"
+#include "linear/linear.h"
 
 namespace {
 
@@ -170,11 +172,15 @@ void launch_step(const gdn_core_args_t *args, const __half *convolved, float *y,
 
 size_t gdn_core_cuda_workspace_bytes(const gdn_core_args_t *args) {
     int64_t y_values = args->n_tokens * args->n_value_heads * args->value_dim;
-    return (size_t)y_values * sizeof(float) + (size_t)(args->n_tokens * n_channels(*args)) * sizeof(__half);
+    size_t general = (size_t)y_values * sizeof(float) + (size_t)(args->n_tokens * n_channels(*args)) * sizeof(__half);
+    size_t chunks = gdn_chunk_workspace_bytes(args);
+    return general > chunks ? general : chunks;
 }
 
 status_t launch_gdn_core(const gdn_core_args_t *args, const device_queue_t *queue) {
     if (args->n_tokens == 1 && route_take(queue, ROUTE_GDN, gdn_m1_refusal(args))) return launch_gdn_m1(args, queue);
+    if (args->n_tokens > LINEAR_MAX_GEMV_TOKENS && route_take(queue, ROUTE_GDN_CHUNK, gdn_chunk_refusal(args, queue)))
+        return launch_gdn_chunk(args, queue);
     int64_t width = n_channels(*args), n_tokens = args->n_tokens, key_dim = args->key_dim;
     float *y = (float *)args->workspace;
     __half *convolved = (__half *)(y + n_tokens * args->n_value_heads * args->value_dim);

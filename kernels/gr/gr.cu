@@ -1,7 +1,8 @@
-#include "gr/gr.h"
-
 #include "device/launch.cuh"
+#include "device/route.h"
+#include "gr/gr.h"
 #include "gr/gr_m1.h"
+#include "gr/gr_many.cuh"
 #include "linear/dense8.h"
 #include "linear/gemv.cuh"
 #include "linear/linear.h"
@@ -172,12 +173,16 @@ status_t launch_gr_inject(const gr_inject_args_t *args, const device_queue_t *qu
 
 size_t gr_mix_cuda_workspace_bytes(const gr_mix_args_t *args) {
     /* z and a; behind a GEMM down and gate as well */
-    return (size_t)(args->n_tokens * 2 * (args->up.rows + args->down.rows)) * sizeof(__half);
+    size_t general = (size_t)(args->n_tokens * 2 * (args->up.rows + args->down.rows)) * sizeof(__half);
+    size_t many = gr_many_workspace_bytes(args);
+    return general > many ? general : many;
 }
 
 status_t launch_gr_mix(const gr_mix_args_t *args, const device_queue_t *queue) {
     int64_t n_tokens = args->n_tokens, width = args->up.rows, lowrank = args->down.rows;
     if (n_tokens == 1 && route_take(queue, ROUTE_GR, gr_m1_refusal(args))) return launch_gr_mix_m1(args, queue);
+    if (n_tokens > LINEAR_MAX_GEMV_TOKENS && route_take(queue, ROUTE_GR_MANY, gr_many_refusal(args)))
+        return launch_gr_many(args, queue);
     __half *z = (__half *)args->workspace, *a = z + n_tokens * width;
     down_epilogue epilogue = {a, args->inject, lowrank, args->hc_count, 0};
     if (args->inject_before) {

@@ -1,6 +1,8 @@
 #include "device/device.cuh"
+#include "device/route.h"
 #include "linear/linear.h"
 #include "qsa/qsa.h"
+#include "qsa/qsa_tiles.cuh"
 
 namespace {
 
@@ -239,10 +241,14 @@ size_t qsa_attend_cuda_workspace_bytes(const qsa_attend_args_t *args) {
         few.n_tokens = n_tokens;
         n_splits = n_splits_of(&few);
     }
-    return (size_t)(n_tokens * args->shape.n_heads * n_splits * (args->shape.head_dim + 2)) * sizeof(float);
+    size_t splits = (size_t)(n_tokens * args->shape.n_heads * n_splits * (args->shape.head_dim + 2)) * sizeof(float);
+    size_t tiles = qsa_tiles_workspace_bytes(args);
+    return splits > tiles ? splits : tiles;
 }
 
 status_t launch_qsa_attend(const qsa_attend_args_t *args, const device_queue_t *queue) {
+    if (args->n_tokens > LINEAR_MAX_GEMV_TOKENS && route_take(queue, ROUTE_QSA_TILES, qsa_tiles_refusal(args, queue)))
+        return launch_qsa_tiles(args, queue);
     int64_t n_splits = n_splits_of(args), n = args->n_tokens * args->shape.n_heads * n_splits;
     float *workspace = (float *)args->workspace;
     partials out = {workspace, workspace + n, workspace + 2 * n};

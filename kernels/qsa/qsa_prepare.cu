@@ -129,6 +129,7 @@ status_t launch_qsa_prepare(const qsa_prepare_args_t *args, const device_queue_t
     int64_t n_blocks =
         (args->n_tokens + 2 * shape->ratio - 2) / shape->ratio; /* touched at most, wherever they start */
     int64_t n_units = args->n_tokens * (shape->n_heads + 2 * shape->n_kv_heads + shape->index_n_heads) + n_blocks;
+    queue_stamp(queue);
     qsa_prepare_f16_kernel<<<blocks_for(n_units, THREADS / WARP), THREADS, 0, queue->stream>>>(*args,
                                                                                                log2(args->rope_theta));
     return queue_check_launch("qsa_prepare");

@@ -165,6 +165,7 @@ size_t qsa_select_cuda_workspace_bytes(const qsa_select_args_t *args) {
 status_t launch_qsa_select(const qsa_select_args_t *args, const device_queue_t *queue) {
     float *scores = (float *)args->workspace;
     size_t q_bytes = (size_t)(args->shape.index_n_heads * args->shape.index_dim) * sizeof(float);
+    queue_stamp(queue);
     for (int64_t first = 0; first < args->n_tokens; first += TILE_TOKENS) {
         unsigned int n =
             (unsigned int)(args->n_tokens - first < TILE_TOKENS ? args->n_tokens - first : (int64_t)TILE_TOKENS);

@@ -622,6 +622,7 @@ static status_t open_device(backend_t *backend) {
     for (int route = 0; route < N_KERNEL_ROUTES; route++)
         state->routes[route].wanted = true;
     if (properties.major < 9 || code_arch < 90) state->queue.pdl_refusal = "needs a device and code of sm_90 or newer";
+    if (properties.major < 8 || code_arch < 80) state->queue.mma_refusal = "needs a device and code of sm_80 or newer";
     TRY(check_cuda(cudaStreamCreateWithFlags(&state->queue.stream, cudaStreamNonBlocking), "creating a stream"));
     void *memory;
     TRY(check_cuda(cudaHostAlloc(&memory, (size_t)N_SLOTS * SLOT_BYTES, cudaHostAllocDefault), "pinning host memory"));

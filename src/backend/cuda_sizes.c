@@ -6,11 +6,16 @@ enum {
     PREFILL_CHUNK = 2048,
     SCORED_TOKENS = 64, /* queries scored against all blocks at a time */
     SPLIT_TOKENS = 8,   /* queries whose keys are split over the device */
-    TOKENS_PER_SPLIT = 32
+    TOKENS_PER_SPLIT = 32,
+    GDN_CHUNK = 64,
+    GDN_SEGMENT = 2048,
+    ATTEND_ROWS = 128, /* of a tile: tokens times their heads */
+    ATTEND_TOKENS = 32
 };
 
 static size_t halves(int64_t n) { return (size_t)n * F16_BYTES; }
 static size_t floats(int64_t n) { return (size_t)n * sizeof(float); }
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* z and a, each before and behind its nonlinearity. */
@@ -18,10 +23,15 @@ static size_t gr_mix(const gr_mix_args_t *args) {
     return halves(2 * args->n_tokens * (args->up.rows + args->down.rows));
 }
 
-/* Convolved q, k and v; y in FP32. */
+/* Convolved q, k and v; y in FP32. In chunks of 64 tokens of a segment also their products: T k, T v, the weights, q
+ * and k. */
 static size_t gdn_core(const gdn_core_args_t *args) {
-    int64_t values = args->n_value_heads * args->value_dim;
-    return halves(args->n_tokens * (2 * args->n_key_heads * args->key_dim + values)) + floats(args->n_tokens * values);
+    int64_t values = args->n_value_heads * args->value_dim, keys = args->n_key_heads * args->key_dim;
+    int64_t n_segment = smaller(args->n_tokens + GDN_CHUNK - 1, GDN_SEGMENT);
+    size_t whole = halves(args->n_tokens * (2 * keys + values)) + floats(args->n_tokens * values);
+    size_t chunks = halves(n_segment * (4 * keys + 3 * values + args->n_value_heads * GDN_CHUNK)) +
+                    floats(n_segment * (values + 2 * args->n_value_heads));
+    return larger(whole, args->n_tokens > SPLIT_TOKENS ? chunks : 0);
 }
 
 static size_t qsa_select(const qsa_select_args_t *args) {
@@ -30,7 +40,14 @@ static size_t qsa_select(const qsa_select_args_t *args) {
 
 static size_t qsa_attend(const qsa_attend_args_t *args) {
     int64_t n_splits = (args->shape.n_select + 1) * args->shape.ratio / TOKENS_PER_SPLIT + 1;
-    return floats(smaller(args->n_tokens, SPLIT_TOKENS) * args->shape.n_heads * n_splits * (args->shape.head_dim + 2));
+    size_t splits =
+        floats(smaller(args->n_tokens, SPLIT_TOKENS) * args->shape.n_heads * n_splits * (args->shape.head_dim + 2));
+    int64_t tile_tokens = smaller(ATTEND_ROWS * args->shape.n_kv_heads / args->shape.n_heads, ATTEND_TOKENS);
+    if (tile_tokens < 1) tile_tokens = 1;
+    int64_t n_entries = smaller(args->cache.capacity / args->shape.ratio, (args->shape.n_select + 1) * tile_tokens);
+    int64_t n_tiles = (args->n_tokens + tile_tokens - 1) / tile_tokens;
+    return larger(splits,
+                  args->n_tokens > SPLIT_TOKENS ? (size_t)(n_tiles * (n_entries + 1)) * 2 * sizeof(int32_t) : 0);
 }
 
 /* Of each token's experts gate and up, their product, and what each gives back. */
