@@ -434,7 +434,7 @@ static void cuda_destroy(backend_t *backend) {
 static const backend_ops_t cuda_ops = {
     .name = "cuda",
     .activation_bytes = sizeof(uint16_t),
-    .prefill_chunk = 2048,
+    .prefill_chunk = 8192,
     .is_device = true,
     .runtime_bytes = (size_t)CUDA_RUNTIME_MIB << 20,
     .recorded_layer_bytes = (size_t)CUDA_RECORDED_LAYER_KIB << 10,

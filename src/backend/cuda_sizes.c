@@ -3,7 +3,7 @@
 
 enum {
     F16_BYTES = 2,
-    PREFILL_CHUNK = 2048,
+    PREFILL_CHUNK = 8192,
     SCORED_TOKENS = 64, /* queries scored against all blocks at a time */
     SPLIT_TOKENS = 8,   /* queries whose keys are split over the device */
     TOKENS_PER_SPLIT = 32,

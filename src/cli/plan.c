@@ -123,7 +123,6 @@ static status_t print_contexts(const memory_plan_args_t *planned, const room_t *
         memory_plan_args_t args = *planned;
         memory_plan_t plan;
         args.max_context = next;
-        if (args.prefill_chunk > next) args.prefill_chunk = next;
         TRY(memory_plan_make(&args, &plan));
         printf("%10" PRId64 " %8.2f", next, gib(plan.backend));
         if (room->is_known && plan.backend <= room->bytes) printf(" %8.2f", gib(room->bytes - plan.backend));
@@ -157,7 +156,7 @@ static status_t print_plan(const options_t *options, const planned_model_t *mode
     TRY(memory_plan_make(args, &plan));
     printf("memory plan of %s: each of %d rank%s, %s backend, context %" PRId64 ", prefill chunk %" PRId64 "%s\n",
            options->model, args->local.tp_size, args->local.tp_size == 1 ? "" : "s", args->ops->name, args->max_context,
-           args->prefill_chunk, model->note);
+           plan.prefill_chunk, model->note);
     print_parts(&plan, is_device);
     print_line("total", plan.backend, is_device ? "device memory" : "");
     if (is_device) {
@@ -204,9 +203,9 @@ static status_t plan_model(const options_t *options, planned_model_t *model, int
                                .local = local_shape(&model->config, 0, tp_size),
                                .ops = ops,
                                .max_context = max_context,
-                               .prefill_chunk = options->prefill_chunk ? options->prefill_chunk : ops->prefill_chunk,
+                               .prefill_chunk = options->prefill_chunk,
+                               .available = room->is_known ? room->bytes : 0,
                                .record = ops->is_device};
-    if (args.prefill_chunk > max_context) args.prefill_chunk = max_context;
     return print_plan(options, model, &args, n_local, room);
 }
 

@@ -100,11 +100,10 @@ static status_t take_settings(engine_t *engine, const engine_args_t *args) {
                            engine->max_context, config->max_position_embeddings);
     engine->record = args->cuda_graph;
     engine->dense = args->dense;
-    engine->prefill_chunk = args->prefill_chunk ? args->prefill_chunk : engine->backend->ops->prefill_chunk;
-    if (engine->prefill_chunk < 1)
+    engine->prefill_chunk = args->prefill_chunk;
+    if (engine->prefill_chunk < 0)
         return status_fail(STATUS_USAGE, "a prefill chunk must have at least 1 token, not %" PRId64,
                            engine->prefill_chunk);
-    if (engine->prefill_chunk > engine->max_context) engine->prefill_chunk = engine->max_context;
     engine->n_valid_tokens = args->n_valid_tokens ? args->n_valid_tokens : config->vocab_size;
     if (engine->n_valid_tokens < 1 || engine->n_valid_tokens > config->vocab_size)
         return status_fail(STATUS_INPUT, "the tokenizer has %" PRId64 " ids, the model %" PRId64,
@@ -127,7 +126,23 @@ static step_args_t step_args(const engine_t *engine, local_shape_t local) {
                          .n_valid_tokens = engine->n_valid_tokens};
 }
 
-static status_t check_memory(const engine_t *engine, const tensor_source_t *source, local_shape_t local) {
+/* Every rank takes the shortest of the ranks' prefill chunks. Collective. */
+static status_t agree_on_chunk(engine_t *engine, int64_t own) {
+    size_t n_ranks = (size_t)comm_tp_size(engine->comm);
+    void *memory = NULL;
+    TRY(comm_agree(engine->comm, memory_alloc(MEMORY_OTHER, n_ranks, sizeof own, &memory)));
+    int64_t *all = memory;
+    comm_all_gather(engine->comm, &own, sizeof own, all);
+    engine->prefill_chunk = own;
+    for (size_t rank = 0; rank < n_ranks; rank++) {
+        if (all[rank] < engine->prefill_chunk) engine->prefill_chunk = all[rank];
+    }
+    memory_free(memory);
+    return STATUS_OK;
+}
+
+/* What the engine will take; chooses the prefill chunk where none is asked for. Collective. */
+static status_t plan_memory(engine_t *engine, const tensor_source_t *source, local_shape_t local) {
     backend_t *backend = engine->backend;
     memory_plan_args_t args = {.config = &engine->config,
                                .dense = engine->dense,
@@ -138,9 +153,15 @@ static status_t check_memory(const engine_t *engine, const tensor_source_t *sour
                                .record = engine->record && backend->can_record};
     memory_plan_t plan;
     args.tensors = tensor_source_tensors(source, &args.n_tensors);
-    TRY(memory_plan_make(&args, &plan));
+    status_t status = backend->ops->available(backend, comm_local_size(engine->comm), &args.available);
+    if (status == STATUS_OK) status = memory_plan_make(&args, &plan);
+    TRY(comm_agree(engine->comm, status));
+    TRY(agree_on_chunk(engine, plan.prefill_chunk));
+    args.prefill_chunk = engine->prefill_chunk;
+    status = memory_plan_make(&args, &plan);
     plan.needed[MEMORY_COMM] = 0; /* the backend has it already */
-    return backend->ops->check_memory(backend, plan.needed);
+    if (status == STATUS_OK) status = backend->ops->check_memory(backend, plan.needed);
+    return comm_agree(engine->comm, status);
 }
 
 static status_t alloc_sampling(engine_t *engine, local_shape_t local) {
@@ -200,7 +221,7 @@ static status_t load(engine_t *engine, const engine_args_t *args, tensor_source_
     TRY(check_same_model(engine->comm, info, args->model));
     TRY(comm_agree(engine->comm, take_settings(engine, args)));
     TRY(comm_agree(engine->comm, op_trace_create(engine->backend, &engine->trace)));
-    TRY(comm_agree(engine->comm, check_memory(engine, source, local)));
+    TRY(plan_memory(engine, source, local));
     TRY(comm_agree(engine->comm, alloc_state(engine, info->config_json, local)));
     TRY(weights_load(source, engine->backend, &args->dense, &engine->weights));
     describe_dense(engine);

@@ -56,15 +56,15 @@ static status_t count_weights(const memory_plan_args_t *args, memory_plan_t *pla
     return add(plan->needed[MEMORY_WEIGHTS] - tensors, &plan->weights[WEIGHTS_PLE]);
 }
 
-status_t memory_plan_make(const memory_plan_args_t *args, memory_plan_t *plan) {
-    memory_plan_t made = {.runtime = args->ops->runtime_bytes};
+static status_t make_with_chunk(const memory_plan_args_t *args, int64_t prefill_chunk, memory_plan_t *plan) {
+    memory_plan_t made = {.runtime = args->ops->runtime_bytes, .prefill_chunk = prefill_chunk};
     backend_t backend = {.ops = args->ops};
     const sequence_args_t sequence = {
         .config = args->config, .local = args->local, .backend = &backend, .max_context = args->max_context};
     const step_args_t step = {.config = args->config,
                               .local = args->local,
                               .backend = &backend,
-                              .max_tokens = args->prefill_chunk,
+                              .max_tokens = prefill_chunk,
                               .max_context = args->max_context};
     TRY(count_weights(args, &made));
     sequence_count(&sequence, made.needed);
@@ -82,13 +82,25 @@ status_t memory_plan_make(const memory_plan_args_t *args, memory_plan_t *plan) {
     return STATUS_OK;
 }
 
+status_t memory_plan_make(const memory_plan_args_t *args, memory_plan_t *plan) {
+    int64_t chunk = args->prefill_chunk ? args->prefill_chunk : args->ops->prefill_chunk;
+    if (chunk > args->max_context) chunk = args->max_context;
+    TRY(make_with_chunk(args, chunk, plan));
+    while (!args->prefill_chunk && args->available && plan->backend > args->available &&
+           chunk / 2 >= MEMORY_PLAN_LEAST_CHUNK) {
+        chunk /= 2;
+        TRY(make_with_chunk(args, chunk, plan));
+    }
+    return STATUS_OK;
+}
+
 status_t memory_plan_largest_context(const memory_plan_args_t *args, size_t available, int64_t *max_context) {
     int64_t fits = 0, too_much = args->config->max_position_embeddings + 1;
     while (too_much - fits > 1) {
         memory_plan_args_t tried = *args;
         memory_plan_t plan;
         tried.max_context = fits + (too_much - fits) / 2;
-        if (tried.prefill_chunk > tried.max_context) tried.prefill_chunk = tried.max_context;
+        tried.available = available;
         TRY(memory_plan_make(&tried, &plan));
         if (plan.backend <= available)
             fits = tried.max_context;

@@ -30,6 +30,8 @@ typedef enum weight_group {
 
 const char *weight_group_name(weight_group_t group);
 
+enum { MEMORY_PLAN_LEAST_CHUNK = 1024 };
+
 typedef struct memory_plan_args {
     const model_config_t *config;
     const schema_tensor_t *tensors; /* [n_tensors]: the rank's */
@@ -38,7 +40,9 @@ typedef struct memory_plan_args {
     local_shape_t local;
     const backend_ops_t *ops;
     int64_t max_context;   /* tokens */
-    int64_t prefill_chunk; /* tokens, at most max_context */
+    int64_t prefill_chunk; /* tokens; 0: the backend's own, or half of it and so on down to MEMORY_PLAN_LEAST_CHUNK, if
+                              the plan then fits what is available */
+    size_t available;      /* bytes of the backend's memory; 0: not known */
     bool record;           /* decode is recorded (step_args_t) */
 } memory_plan_args_t;
 
@@ -46,16 +50,17 @@ typedef struct memory_plan_args {
 typedef struct memory_plan {
     size_t needed[MEMORY_N_LABELS]; /* MEMORY_WEIGHTS is the sum of `weights`; MEMORY_OTHER is not planned */
     size_t weights[WEIGHTS_N_GROUPS];
-    size_t runtime; /* what the backend's libraries take besides */
-    size_t backend; /* all of it that lies in the backend's memory */
-    size_t host;    /* and in host memory, where that is another */
+    size_t runtime;        /* what the backend's libraries take besides */
+    size_t backend;        /* all of it that lies in the backend's memory */
+    size_t host;           /* and in host memory, where that is another */
+    int64_t prefill_chunk; /* at most max_context */
 } memory_plan_t;
 
 /* STATUS_MEMORY if a size does not fit in 64 bits. */
 status_t memory_plan_make(const memory_plan_args_t *args, memory_plan_t *plan);
 
 /* The largest context whose plan fits `available` bytes of the backend's memory, up to max_position_embeddings; 0 if
- * not one token does. args->max_context is not read, and the chunk is cut to each context. */
+ * not one token does. args->max_context and args->available are not read. */
 status_t memory_plan_largest_context(const memory_plan_args_t *args, size_t available, int64_t *max_context);
 
 #ifdef __cplusplus
