@@ -10,6 +10,7 @@ ranks=$1 tests=$2
 "$tests/test_mixers"
 "$tests/test_dense8"
 "$tests/test_gr"
+"$tests/test_prefill"
 [ "$ranks" -eq 1 ] || mpi "$ranks" "$tests/test_push"
 mpi "$ranks" "$tests/test_run_ahead"
 mpi "$ranks" "$tests/test_golden"
