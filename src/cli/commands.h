@@ -10,6 +10,7 @@ status_t cli_run(int argc, char **argv, comm_t *comm);
 status_t cli_bench(int argc, char **argv, comm_t *comm);
 status_t cli_microbench(int argc, char **argv, comm_t *comm);
 status_t cli_shard(int argc, char **argv, comm_t *comm);
+status_t cli_model(int argc, char **argv, comm_t *comm);
 status_t cli_inspect(int argc, char **argv, comm_t *comm);
 status_t cli_trace(int argc, char **argv, comm_t *comm);
 

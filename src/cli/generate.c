@@ -138,6 +138,16 @@ static status_t generation_begin(generation_t *generation, const request_t *requ
     return engine_reset(generation->context->engine);
 }
 
+/* Of a token in the middle of what is to be generated: the cache grows a little from token to token. */
+static void add_floor(const generation_t *generation, run_file_args_t *file) {
+    cost_t cost;
+    engine_cost(generation->context->engine, generation->job.n_prompt + generation->job.max_new / 2, &cost);
+    for (int group = 0; group < OP_N_GROUPS; group++)
+        file->floor_bytes[group] = cost_group_bytes(&cost, (op_group_t)group);
+    const cost_device_t *device = cost_find_device(file->gpus);
+    file->bytes_per_s = device ? device->bytes_per_s : 0;
+}
+
 static status_t generation_open(const generation_t *generation, const request_t *request, const char *path,
                                 recorder_t **recorder) {
     const generate_context_t *context = generation->context;
@@ -173,6 +183,7 @@ static status_t generation_open(const generation_t *generation, const request_t 
                                  .routes = routes,
                                  .n_routes = recorder_routes(context->engine, routes)};
     }
+    if (path) add_floor(generation, &file);
     recorder_args_t args = {.comm = context->comm,
                             .engine = context->engine,
                             .start_ns = generation->job.start_ns,

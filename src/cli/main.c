@@ -26,6 +26,7 @@ static const command_t commands[] = {
      "measure prefill and steady decode on a prompt of made-up tokens; start it with mpirun -np T"},
     {"microbench", cli_microbench, true,
      "measure one operator at a time against FP64 and against the bytes it must move"},
+    {"model", cli_model, false, "model a decode step: bytes, launches and time of each part"},
     {"inspect", cli_inspect, false, "say what a shard, a run file or a checkpoint holds"},
     {"trace", cli_trace, false, "report, compare, export, plot or watch run files"},
 };

@@ -28,14 +28,15 @@ static const char help[] =
     "  --kind NAME      of plot (tpot)\n"
     "  --step N         of plot --kind timeline (the step of median duration)\n"
     "  --out PATH       of export (standard output), of plot (FILE's name with .KIND.svg; or .png)\n"
+    "  --bandwidth GB/S of report: of the device's memory, for the share of the byte floor (what the run file says)\n"
     "  --interval MS    of watch (500)\n"
     "  --help           print this and stop\n";
 
 typedef struct trace_options {
-    int64_t skip, step; /* negative: the default */
-    int64_t interval_ms;
-    int format; /* export_format_t */
-    int kind;   /* plot_kind_t */
+    int64_t skip, step;             /* negative: the default */
+    int64_t interval_ms, bandwidth; /* GB/s; 0: the run file's */
+    int format;                     /* export_format_t */
+    int kind;                       /* plot_kind_t */
     const char *kind_name, *out;
 } trace_options_t;
 
@@ -44,7 +45,7 @@ static status_t trace_report(const trace_options_t *options, int n_files, char *
         run_record_t *record;
         TRY(run_record_load(files[i], true, &record));
         if (i) putchar('\n');
-        status_t status = report_print(stdout, files[i], record, options->skip);
+        status_t status = report_print(stdout, files[i], record, options->skip, 1e9 * (double)options->bandwidth);
         run_record_free(record);
         TRY(status);
     }
@@ -138,10 +139,15 @@ static status_t parse_word(const char *name, const char *text, const char *const
 
 static status_t parse_options(int argc, char **argv, trace_options_t *options, bool *is_help) {
     static const struct option table[] = {
-        {"skip", required_argument, NULL, 's'},   {"step", required_argument, NULL, 'n'},
-        {"format", required_argument, NULL, 'f'}, {"kind", required_argument, NULL, 'k'},
-        {"out", required_argument, NULL, 'o'},    {"interval", required_argument, NULL, 'i'},
-        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
+        {"skip", required_argument, NULL, 's'},
+        {"step", required_argument, NULL, 'n'},
+        {"format", required_argument, NULL, 'f'},
+        {"kind", required_argument, NULL, 'k'},
+        {"out", required_argument, NULL, 'o'},
+        {"interval", required_argument, NULL, 'i'},
+        {"bandwidth", required_argument, NULL, 'b'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
     static const char *const formats[] = {
         [EXPORT_PERFETTO] = "perfetto", [EXPORT_CSV] = "csv", [EXPORT_OPS_CSV] = "ops-csv", NULL};
@@ -170,6 +176,9 @@ static status_t parse_options(int argc, char **argv, trace_options_t *options, b
             break;
         case 'i':
             TRY(parse_count("interval", optarg, &options->interval_ms));
+            break;
+        case 'b':
+            TRY(parse_count("bandwidth", optarg, &options->bandwidth));
             break;
         case 'h':
             *is_help = true;

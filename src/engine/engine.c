@@ -578,6 +578,23 @@ engine_info_t engine_get_info(const engine_t *engine) {
 
 size_t engine_n_launches(const engine_t *engine) { return engine->record ? runner_n_launches(engine->runner) : 0; }
 
+void engine_cost(const engine_t *engine, int64_t context, cost_t *cost) {
+    backend_t *backend = engine->backend;
+    const weights_t *weights = engine->weights;
+    const layer_weights_t *layer = &weights->layers[0];
+    cost_args_t args = {.config = &engine->config,
+                        .local = weights->local,
+                        .dense = layer->attn_hc.down.dtype,
+                        .activation_bytes = backend->ops->activation_bytes,
+                        .expert_format = layer->moe.experts.gate_up_codes ? EXPERTS_NVFP4 : EXPERTS_F16,
+                        .ple_dtype = engine->config.n_ple_layers ? weights->ple[0].table.dtype : DTYPE_F8_E4M3,
+                        .context = context};
+    const route_state_t *routes = backend->ops->routes ? backend->ops->routes(backend) : NULL;
+    for (int i = 0; routes && i < N_KERNEL_ROUTES; i++)
+        args.routes_taken[i] = routes[i].n_launches > 0;
+    cost_build(&args, cost);
+}
+
 int64_t engine_position(const engine_t *engine) { return engine->sequence->pos; }
 
 op_trace_t *engine_trace(engine_t *engine) { return engine->trace; }

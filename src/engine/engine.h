@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "backend/backend.h"
+#include "model/cost.h"
 #include "model/dense.h"
 #include "model/op_trace.h"
 
@@ -96,6 +97,9 @@ engine_info_t engine_get_info(const engine_t *engine);
 
 /* Kernels that a decode step launches, where it was recorded and replayed; else 0. */
 size_t engine_n_launches(const engine_t *engine);
+
+/* What a decode step behind `context` tokens costs, with the weights and routes in use. */
+void engine_cost(const engine_t *engine, int64_t context, cost_t *cost);
 
 /* Tokens of the sequence so far. */
 int64_t engine_position(const engine_t *engine);

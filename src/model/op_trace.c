@@ -1,5 +1,6 @@
 #include "model/op_trace.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -66,6 +67,7 @@ status_t op_trace_set_level(op_trace_t *trace, op_trace_level_t level) {
         trace->capacity = RECORDS;
     }
     trace->level = level;
+    trace->n_decoded = 0;
     return STATUS_OK;
 }
 
@@ -135,14 +137,30 @@ void op_trace_replay(op_trace_t *trace, const op_mark_t *marks, size_t n_marks) 
     trace->n_marks += n_marks;
 }
 
+/* Stamps make a step longer, never shorter. */
 void op_trace_share(op_trace_t *trace, int64_t total_ns) {
-    for (int group = 0; group < OP_N_GROUPS; group++)
-        trace->group_ns[group] += (int64_t)((double)total_ns * trace->shares[group]);
+    int64_t detail_ns = 0, n = 0;
+    double parts[OP_N_GROUPS], sum = 0;
+    for (int group = 0; group < OP_N_GROUPS; group++) {
+        detail_ns += trace->detail[group].ns;
+        n += trace->detail[group].n;
+    }
+    double stamp_ns = n > 0 && detail_ns > total_ns ? (double)(detail_ns - total_ns) / (double)n : 0;
+    for (int group = 0; group < OP_N_GROUPS; group++) {
+        parts[group] = fmax(0, (double)trace->detail[group].ns - stamp_ns * (double)trace->detail[group].n);
+        sum += parts[group];
+    }
+    for (int group = 0; group < OP_N_GROUPS && sum > 0; group++)
+        trace->group_ns[group] += (int64_t)((double)total_ns * parts[group] / sum);
 }
 
-static void remember_shares(op_trace_t *trace, int64_t total_ns) {
-    for (int group = 0; group < OP_N_GROUPS; group++)
-        trace->shares[group] = total_ns > 0 ? (double)trace->group_ns[group] / (double)total_ns : 0.0;
+static void remember_detail(op_trace_t *trace, size_t n_marks) {
+    memset(trace->detail, 0, sizeof trace->detail);
+    for (size_t i = 1; i < n_marks; i++) {
+        op_group_t group = trace->marks[i].group;
+        trace->detail[group].ns += trace->mark_ns[i] - trace->mark_ns[i - 1];
+        trace->detail[group].n++;
+    }
 }
 
 status_t op_trace_collect(op_trace_t *trace, bool is_decode) {
@@ -163,6 +181,6 @@ status_t op_trace_collect(op_trace_t *trace, bool is_decode) {
                                          .op = trace->marks[i].op,
                                          .start_ns = trace->begin_ns + trace->mark_ns[i - 1],
                                          .dur_ns = trace->mark_ns[i] - trace->mark_ns[i - 1]});
-    if (is_decode) remember_shares(trace, trace->mark_ns[n - 1]);
+    if (is_decode) remember_detail(trace, n);
     return STATUS_OK;
 }

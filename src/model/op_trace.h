@@ -7,7 +7,8 @@
  * Where ops are done when they return, the host's clock times them. Where they are only queued (a backend with `mark`),
  * the device stamps the time behind each op, an op's time is that from the stamp before, and the stamps are read once a
  * step (op_trace_collect). A step may be traced without them between its first and its last: its time is then shared
- * out as the last step with all stamps was. */
+ * out as that of the last step with all stamps, less what a stamp costs, which is what makes the one step longer than
+ * the other, divided by the number of stamps. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -71,22 +72,26 @@ typedef struct op_trace {
     size_t n_records, capacity;
     int64_t begin_ns; /* of the op now running; with stamps, of the step */
 
-    backend_t *device;          /* NULL: the host's clock times the ops */
-    bool is_detailed;           /* every op is stamped */
-    bool is_quiet;              /* none is: the step's time will be known otherwise (op_trace_share) */
-    op_mark_t *marks;           /* [BACKEND_MAX_MARKS]; [0] is the step's begin */
-    int64_t *mark_ns;           /* [BACKEND_MAX_MARKS] */
-    size_t n_marks;             /* of the stamps that were not read yet */
-    bool are_marks_detailed;    /* they are of a step that is detailed */
-    double shares[OP_N_GROUPS]; /* of the last step that was detailed and decoded */
-    status_t status;            /* of the stamps since the last op_trace_collect */
+    backend_t *device;       /* NULL: the host's clock times the ops */
+    bool is_detailed;        /* every op is stamped */
+    bool is_quiet;           /* none is: the step's time will be known otherwise (op_trace_share) */
+    int64_t n_decoded;       /* decode steps that were begun since the level was set */
+    op_mark_t *marks;        /* [BACKEND_MAX_MARKS]; [0] is the step's begin */
+    int64_t *mark_ns;        /* [BACKEND_MAX_MARKS] */
+    size_t n_marks;          /* of the stamps that were not read yet */
+    bool are_marks_detailed; /* they are of a step that is detailed */
+    struct {
+        int64_t ns, n;
+    } detail[OP_N_GROUPS]; /* time and number of the ops in the last decode step that was detailed */
+    status_t status;       /* of the stamps since the last op_trace_collect */
 } op_trace_t;
 
 /* `backend` is borrowed. The level is OP_TRACE_STEPS. */
 status_t op_trace_create(backend_t *backend, op_trace_t **trace);
 void op_trace_destroy(op_trace_t *trace); /* NULL is allowed */
 
-/* To be called between steps. STATUS_MEMORY: there is no room for records, and the level stays. */
+/* To be called before each generation: what is known of steps so far no longer stands for those to come. STATUS_MEMORY:
+ * there is no room for records, and the level stays. */
 status_t op_trace_set_level(op_trace_t *trace, op_trace_level_t level);
 
 /* Forgets the last step's times; stamps that were not read yet are another step's. */

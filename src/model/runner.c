@@ -8,8 +8,8 @@ typedef struct recording {
     size_t n_marks;
 } recording_t;
 
-/* Where the trace does not stamp every op of all steps, it does so in the first decode steps, in one when all is warm,
- * and in every so many-th from there: stamps make a step some tenths longer. */
+/* Where the trace does not stamp every op of all steps, it does so in a generation's first decode steps, in one when
+ * all is warm, and in every so many-th from there: stamps make a step some tenths longer. */
 enum { DETAIL_FIRST = 16, DETAIL_INTERVAL = 512 };
 
 /* In device memory. */
@@ -143,6 +143,7 @@ static status_t decode(runner_t *runner, bool is_ahead) {
     recording_t *recording = trace->is_detailed ? &runner->detailed : &runner->plain;
     bool is_recordable = may_record(runner);
     runner->n_decoded++;
+    trace->n_decoded++;
     if (!is_recordable) return decode_ops(runner, is_ahead);
     if (runner->is_recorded_ahead != is_ahead) runner_forget_recordings(runner);
     runner->is_recorded_ahead = is_ahead;
@@ -156,7 +157,8 @@ static status_t decode(runner_t *runner, bool is_ahead) {
 static bool wants_detail(const runner_t *runner) {
     op_trace_level_t level = runner->args.trace->level;
     if (level != OP_TRACE_STEPS) return level == OP_TRACE_OPS;
-    return runner->n_decoded <= 1 || runner->n_decoded % DETAIL_INTERVAL == DETAIL_FIRST;
+    int64_t n_decoded = runner->args.trace->n_decoded;
+    return n_decoded <= 1 || n_decoded % DETAIL_INTERVAL == DETAIL_FIRST;
 }
 
 status_t runner_run(runner_t *runner, const int32_t *tokens, int64_t n_tokens, bool want_logits) {

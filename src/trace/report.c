@@ -29,29 +29,60 @@ static void print_head(FILE *stream, const char *path, const run_record_t *recor
             tpot->min, tpot->max);
 }
 
-/* One line of the table; `ranks` [n_columns] may be NULL. */
-static void print_part(FILE *stream, const char *name, const double *ranks, int n_columns,
-                       const part_figures_t *figures, double wall) {
-    fprintf(stream, "%-14s", name);
-    for (int rank = 0; rank < n_columns; rank++)
-        fprintf(stream, " %8.3f", shown(ranks ? ranks[rank] : figures->mean));
-    fprintf(stream, " %9.3f %8.3f %8.3f %6.1f%%\n", shown(figures->mean), shown(figures->min), shown(figures->max),
-            share(shown(figures->mean), wall));
+/* The table: a column a rank, or none where there are too many for a line; then mean, least and most of the ranks;
+ * then, where they are known, the bytes that a token must move and the share of the time that they would take. */
+typedef struct parts_table {
+    FILE *stream;
+    int n_columns;
+    bool has_bytes;
+    double wall_ms, bytes_per_s; /* bytes_per_s 0: not known */
+} parts_table_t;
+
+static void print_heading(const parts_table_t *table) {
+    fprintf(table->stream, "\n%-14s", "ms a token");
+    for (int rank = 0; rank < table->n_columns; rank++)
+        fprintf(table->stream, "   rank %d", rank);
+    fprintf(table->stream, " %9s %8s %8s %7s", "mean", "min", "max", "share");
+    if (table->has_bytes) fprintf(table->stream, " %9s", "MB");
+    if (table->has_bytes && table->bytes_per_s > 0) fprintf(table->stream, " %9s", "of floor");
+    fputc('\n', table->stream);
 }
 
-static void print_parts(FILE *stream, const run_record_t *record, const run_summary_t *summary) {
-    /* Many ranks do not fit on a line; their mean, least and most do. */
-    int n_columns = record->n_ranks <= MAX_RANK_COLUMNS ? (int)record->n_ranks : 0;
-    fprintf(stream, "\n%-14s", "ms a token");
-    for (int rank = 0; rank < n_columns; rank++)
-        fprintf(stream, "   rank %d", rank);
-    fprintf(stream, " %9s %8s %8s %7s\n", "mean", "min", "max", "share");
-    double wall = summary->tpot.mean;
+/* `ranks` [n_columns] may be NULL. */
+static void print_part(const parts_table_t *table, const char *name, const double *ranks, const part_figures_t *figures,
+                       int64_t floor_bytes) {
+    FILE *stream = table->stream;
+    fprintf(stream, "%-14s", name);
+    for (int rank = 0; rank < table->n_columns; rank++)
+        fprintf(stream, " %8.3f", shown(ranks ? ranks[rank] : figures->mean));
+    fprintf(stream, " %9.3f %8.3f %8.3f %6.1f%%", shown(figures->mean), shown(figures->min), shown(figures->max),
+            share(shown(figures->mean), table->wall_ms));
+    if (table->has_bytes && floor_bytes > 0) {
+        fprintf(stream, " %9.1f", (double)floor_bytes / 1e6);
+        if (table->bytes_per_s > 0)
+            fprintf(stream, " %8.1f%%", share((double)floor_bytes / table->bytes_per_s * 1e3, shown(figures->mean)));
+    }
+    fputc('\n', stream);
+}
+
+static void print_parts(FILE *stream, const run_record_t *record, const run_summary_t *summary, double bytes_per_s) {
+    int64_t sum_bytes = 0;
+    for (int group = 0; group < OP_N_GROUPS; group++)
+        sum_bytes += record->floor_bytes[group];
+    const parts_table_t table = {.stream = stream,
+                                 .n_columns = record->n_ranks <= MAX_RANK_COLUMNS ? (int)record->n_ranks : 0,
+                                 .has_bytes = sum_bytes > 0,
+                                 .wall_ms = summary->tpot.mean,
+                                 .bytes_per_s = bytes_per_s > 0 ? bytes_per_s : (double)record->bytes_per_s};
+    print_heading(&table);
     for (int part = 0; part < RUN_N_PARTS; part++)
-        print_part(stream, run_part_name(part), &summary->rank_parts[part * record->n_ranks], n_columns,
-                   &summary->parts[part], wall);
-    const part_figures_t total = {.mean = wall, .min = wall, .max = wall};
-    print_part(stream, "wall time", NULL, n_columns, &total, wall);
+        print_part(&table, run_part_name(part), &summary->rank_parts[part * record->n_ranks], &summary->parts[part],
+                   part < OP_N_GROUPS ? record->floor_bytes[part] : 0);
+    const part_figures_t total = {.mean = table.wall_ms, .min = table.wall_ms, .max = table.wall_ms};
+    print_part(&table, "wall time", NULL, &total, sum_bytes);
+    if (table.has_bytes && table.bytes_per_s > 0)
+        fprintf(stream, "floor: %.3f ms for the bytes that a token must move on each rank, at %.0f GB/s\n",
+                (double)sum_bytes / table.bytes_per_s * 1e3, table.bytes_per_s / 1e9);
 }
 
 static void print_ranks(FILE *stream, const run_record_t *record, const run_summary_t *summary) {
@@ -118,12 +149,12 @@ static void print_slowest(FILE *stream, const run_record_t *record, const run_su
     }
 }
 
-status_t report_print(FILE *stream, const char *path, const run_record_t *record, int64_t skip) {
+status_t report_print(FILE *stream, const char *path, const run_record_t *record, int64_t skip, double bytes_per_s) {
     run_summary_t summary;
     TRY(summary_build(record, summary_first_step(record, skip), &summary));
     print_head(stream, path, record, &summary);
     if (summary.tpot.n) {
-        print_parts(stream, record, &summary);
+        print_parts(stream, record, &summary, bytes_per_s);
         print_ranks(stream, record, &summary);
         print_clocks(stream, record);
         print_slowest(stream, record, &summary);

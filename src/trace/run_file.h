@@ -50,6 +50,10 @@ typedef struct run_file_args {
     const run_route_t *routes;
     size_t n_routes;
     const clock_offset_t *clocks; /* [n_ranks] */
+    /* What a token must move on each rank, by group, and what the device moves in a second (model/cost.h); 0 where that
+     * is not known. */
+    double floor_bytes[OP_N_GROUPS];
+    double bytes_per_s;
 } run_file_args_t;
 
 /* What one generated token adds. Arrays are borrowed for the call. */

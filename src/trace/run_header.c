@@ -39,10 +39,8 @@ static herr_t put_attributes(hid_t file, const run_file_args_t *args) {
         const char *name;
         int64_t value;
     } numbers[] = {
-        {"format_version", RUN_FORMAT_VERSION},
-        {"tp_size", args->n_ranks},
-        {"pid", getpid()},
-        {"complete", 0},
+        {"format_version", RUN_FORMAT_VERSION},      {"tp_size", args->n_ranks}, {"pid", getpid()}, {"complete", 0},
+        {"bytes_per_s", (int64_t)args->bytes_per_s},
     };
     herr_t result = 0;
     for (size_t i = 0; i < sizeof texts / sizeof texts[0] && result >= 0; i++)

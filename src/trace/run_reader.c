@@ -164,6 +164,23 @@ static status_t read_steps(const source_t *source, const char *name, hid_t type,
     return STATUS_OK;
 }
 
+/* Files of earlier versions of galvani have none. */
+static status_t read_floor(const source_t *source, run_record_t *record) {
+    for (int group = 0; group < OP_N_GROUPS; group++) {
+        char name[64];
+        snprintf(name, sizeof name, "/decomposition/%s", run_part_name(group));
+        hid_t dataset;
+        TRY(open_dataset(source, name, &dataset));
+        status_t status = H5Aexists(dataset, "floor_bytes") > 0
+                              ? h5_get_int(dataset, "floor_bytes", source->path, &record->floor_bytes[group])
+                              : STATUS_OK;
+        H5Dclose(dataset);
+        TRY(status);
+    }
+    if (H5Aexists(source->file, "bytes_per_s") <= 0) return STATUS_OK;
+    return h5_get_int(source->file, "bytes_per_s", source->path, &record->bytes_per_s);
+}
+
 static status_t read_all_steps(const source_t *source, run_record_t *record) {
     size_t n_ranks = (size_t)record->n_ranks, n = SIZE_MAX;
     TRY(read_steps(source, "/tokens/generated", H5T_NATIVE_INT32, 0, &record->generated, &n));
@@ -266,6 +283,7 @@ static status_t read_content(const source_t *source, bool with_ops, run_record_t
     TRY(read_text(source, "/text/prompt", &record->prompt_text, &record->prompt_text_bytes));
     TRY(read_text(source, "/text/generated", &record->text, &record->text_bytes));
     TRY(read_all_steps(source, record));
+    TRY(read_floor(source, record));
     size_t n_ranks = (size_t)record->n_ranks, n_rows;
     TRY(read_compound(source, "/sampling/pairs", run_pair_type(), n_ranks, &record->pairs, &record->n_pairs));
     if (record->n_pairs > record->n_steps) record->n_pairs = record->n_steps;

@@ -37,10 +37,12 @@ typedef struct run_record {
     int64_t *start_ns, *wall_ns, *host_gap_ns; /* [n_steps] */
     int64_t *device_ns;                        /* [n_steps, n_ranks] */
     float *part_ms[RUN_N_PARTS];               /* [n_steps, n_ranks] each */
-    token_pair_t *pairs;                       /* [n_pairs, n_ranks] */
-    size_t n_pairs;                            /* n_steps, or 0 if the run was not greedy */
-    run_memory_t *memory;                      /* [n_ranks]; NULL until the run is complete */
-    run_route_t *routes;                       /* [n_routes] */
+    /* Bytes that a token must move on each rank, and that the device moves in a second; 0 where not known. */
+    int64_t floor_bytes[OP_N_GROUPS], bytes_per_s;
+    token_pair_t *pairs;  /* [n_pairs, n_ranks] */
+    size_t n_pairs;       /* n_steps, or 0 if the run was not greedy */
+    run_memory_t *memory; /* [n_ranks]; NULL until the run is complete */
+    run_route_t *routes;  /* [n_routes] */
     size_t n_routes;
     char *route_texts; /* what routes point into */
     bool has_ops, has_logits;

@@ -91,6 +91,9 @@ static status_t create_columns(run_tables_t *file, const run_file_args_t *args) 
         snprintf(name, sizeof name, "/decomposition/%s", run_part_name(part));
         column_args_t column = {name, H5T_NATIVE_FLOAT, 1, {n_ranks}, "step, rank", "ms", max_rows};
         TRY(column_create(file->file, file->path, &column, &file->columns[COLUMN_PARTS + part]));
+        if (part < OP_N_GROUPS &&
+            h5_put_int(file->columns[COLUMN_PARTS + part].dataset, "floor_bytes", (int64_t)args->floor_bytes[part]) < 0)
+            return h5_fail(STATUS_DEVICE, "write", file->path);
     }
     return STATUS_OK;
 }

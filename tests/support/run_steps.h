@@ -80,7 +80,9 @@ static inline run_file_args_t steps_args(const char *path, int64_t max_new) {
                              .n_top_logprobs = STEPS_N_TOP,
                              .routes = steps_routes,
                              .n_routes = 2,
-                             .clocks = steps_clocks};
+                             .clocks = steps_clocks,
+                             .floor_bytes = {[OP_GROUP_GR] = 2e9, [OP_GROUP_LM_HEAD] = 12345},
+                             .bytes_per_s = 4e12};
 }
 
 #endif

@@ -131,3 +131,19 @@ def test_synthetic_full_is_the_published_config():
     assert hashlib.sha256(text).hexdigest() == "e765305daba0951974308f4d32c075b52a6a45974730d273f2216718a994d624"
     nano = (ROOT / "configs" / "nano.json").read_bytes()
     assert nano == (ROOT / "tests" / "models" / "nano" / "config.json").read_bytes()
+
+
+def test_model_of_what_was_measured(tmp_path):
+    figures, _ = bench(2, tmp_path)
+    done = galvani(0, "model", "--measured", tmp_path / "bench.json")
+    assert done.status == 0, done.stderr
+    assert "synthetic:nano on 2 ranks, fp16 dense, 86 tokens before" in done.stdout
+    parts = figures["candidate"]["decomposition_ms"]
+    for line in done.stdout.splitlines():
+        words = line.split()
+        if words and words[0] in parts:
+            assert float(words[5]) == pytest.approx(parts[words[0]]["mean"], abs=6e-4)
+    (tmp_path / "bench.json").write_text("{}")
+    assert galvani(0, "model", "--measured", tmp_path / "bench.json").status == INPUT
+    assert galvani(0, "model", "--device", "abacus").status == USAGE
+    assert galvani(0, "model", "--tp", 3).status == USAGE

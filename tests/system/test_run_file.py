@@ -256,6 +256,25 @@ def test_report(run_path):
         assert abs(float(row[4]) - parts[name].mean()) < 6e-4
 
 
+def test_report_of_the_byte_floor(run_path):
+    """Bytes as the file has them, and the share of the time that they would take on the memory that is named."""
+    assert "of floor" not in galvani(0, "trace", "report", run_path).stdout
+    done = galvani(0, "trace", "report", run_path, "--skip", 1, "--bandwidth", 2)
+    with h5py.File(run_path, "r") as run:
+        parts = {name: run["/decomposition"][name][1:].mean() for name in GROUPS}
+        floor = {name: int(run["/decomposition"][name].attrs["floor_bytes"]) for name in GROUPS}
+        config = json.loads(run.attrs["model_config"])
+        assert run.attrs["bytes_per_s"] == 0
+    config = config.get("text_config", config)
+    assert floor["lm_head"] == config["vocab_size"] // 4 * config["hidden_size"] * 2
+    assert floor["host_gap"] == floor["comm"] == 0
+    for name in ("gr", "projections", "experts", "lm_head"):
+        row = re.search(rf"^{name} +(.*)$", done.stdout, re.M)[1].split()
+        assert float(row[8]) == pytest.approx(floor[name] / 1e6, abs=0.06)
+        assert float(row[9].rstrip("%")) == pytest.approx(100 * floor[name] / 2e6 / parts[name], rel=0.02, abs=0.1)
+    assert f"floor: {sum(floor.values()) / 2e6:.3f} ms" in done.stdout
+
+
 def test_example_script_prints_the_same_table(run_path):
     """scripts/decomposition_table.py reads with h5py alone."""
     script = ROOT / "scripts" / "decomposition_table.py"

@@ -155,6 +155,10 @@ static void test_whole_run(void **state) {
     assert_int_equal(record->ops[1].layer, 2);
     assert_string_equal(record->ops[1].op, "gdn_core");
     assert_string_equal(record->ops[1].group, "gdn_core");
+    assert_int_equal(record->floor_bytes[OP_GROUP_GR], 2000000000);
+    assert_int_equal(record->floor_bytes[OP_GROUP_LM_HEAD], 12345);
+    assert_int_equal(record->floor_bytes[OP_GROUP_COMM], 0);
+    assert_int_equal(record->bytes_per_s, 4000000000000);
     assert_int_equal(record->ops[0].start_ns, 10);
     assert_int_equal(record->ops[0].dur_ns, 3);
     run_record_free(record);
