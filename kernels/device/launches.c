@@ -3,28 +3,45 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Without a route of its own an op has the general form alone. */
-enum { NO_ROUTE = N_KERNEL_ROUTES };
-
+/* In the general form, and where the op has a route of its own (on_route > 0), with that. */
+/* clang-format off */
 static const struct {
     const char *op;
     int general;
-    int route, on_route;
+    kernel_route_t route;
+    int on_route;
 } table[] = {
-    {"embed", 1, NO_ROUTE, 0},          {"ngram_rows", 1, NO_ROUTE, 0},     {"ple_gather", 1, NO_ROUTE, 0},
-    {"ple_all_reduce", 1, NO_ROUTE, 0}, {"ple_kv_proj", 1, NO_ROUTE, 0},    {"ple_mix", 2, NO_ROUTE, 0},
-    {"gr_mix", 3, ROUTE_GR, 2},         {"gr_inject", 1, NO_ROUTE, 0},      {"gdn_in_proj", 1, NO_ROUTE, 0},
-    {"gdn_core", 3, ROUTE_GDN, 1},      {"gdn_out_proj", 1, NO_ROUTE, 0},   {"qsa_in_proj", 1, NO_ROUTE, 0},
-    {"qsa_core", 5, ROUTE_QSA, 4},      {"qsa_o_proj", 1, NO_ROUTE, 0},     {"attention_all_reduce", 1, NO_ROUTE, 0},
-    {"router_proj", 1, NO_ROUTE, 0},    {"router", 1, NO_ROUTE, 0},         {"experts", 2, NO_ROUTE, 0},
-    {"shared_expert", 2, NO_ROUTE, 0},  {"moe_all_reduce", 1, NO_ROUTE, 0}, {"lm_head", 1, NO_ROUTE, 0},
-    {"argmax", 1, NO_ROUTE, 0},
+    {.op = "begin", .general = 1},
+    {.op = "embed", .general = 1},
+    {.op = "ngram_rows", .general = 1},
+    {.op = "ple_gather", .general = 1},
+    {.op = "ple_all_reduce", .general = 1},
+    {.op = "ple_kv_proj", .general = 1},
+    {.op = "ple_mix", .general = 2},
+    {.op = "gr_mix", .general = 3, .route = ROUTE_GR, .on_route = 2},
+    {.op = "gr_inject", .general = 1},
+    {.op = "gdn_in_proj", .general = 1},
+    {.op = "gdn_core", .general = 3, .route = ROUTE_GDN, .on_route = 1},
+    {.op = "gdn_out_proj", .general = 1},
+    {.op = "qsa_in_proj", .general = 1},
+    {.op = "qsa_core", .general = 5, .route = ROUTE_QSA, .on_route = 4},
+    {.op = "qsa_o_proj", .general = 1},
+    {.op = "attention_all_reduce", .general = 1},
+    {.op = "router_proj", .general = 1},
+    {.op = "router", .general = 1},
+    {.op = "experts", .general = 2},
+    {.op = "shared_expert", .general = 2},
+    {.op = "moe_all_reduce", .general = 1},
+    {.op = "lm_head", .general = 1},
+    {.op = "argmax", .general = 1},
+    {.op = "advance", .general = 1},
 };
+/* clang-format on */
 
 int op_n_launches(const char *op, const bool *is_on) {
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         if (strcmp(table[i].op, op) != 0) continue;
-        return table[i].route != NO_ROUTE && is_on[table[i].route] ? table[i].on_route : table[i].general;
+        return table[i].on_route > 0 && is_on[table[i].route] ? table[i].on_route : table[i].general;
     }
     return 0;
 }

@@ -129,12 +129,14 @@ static status_t read_measurement(model_options_t *options, cost_args_t *args, me
             2;
     for (int i = 0; i < N_KERNEL_ROUTES; i++)
         args->routes_taken[i] = false;
+    args->runs_ahead = false;
     size_t index;
     json_array_foreach(json_object_get(root, "routes"), index, route) {
         const char *name = json_string_value(json_object_get(route, "name"));
         const char *chosen = json_string_value(json_object_get(route, "chosen"));
         const char *reason = json_string_value(json_object_get(route, "reason"));
         if (!name || !chosen || !reason || strcmp(chosen, "on") != 0) continue;
+        if (strcmp(name, "run_ahead") == 0) args->runs_ahead = true;
         if (strcmp(name, "dense8") == 0) options->dense = strncmp(reason, "qpn8", 4) == 0 ? "qpn8" : "q8";
         for (int i = 0; i < N_KERNEL_ROUTES; i++)
             if (strcmp(name, kernel_route_name((kernel_route_t)i)) == 0) args->routes_taken[i] = true;
@@ -197,8 +199,8 @@ static void print_model(const model_options_t *options, const cost_args_t *args,
     print_row("sum", cost_bytes(&cost), cost_launches(&cost), cost_bytes(&cost) / device->bytes_per_s * 1e3, total_ms,
               measured, measured->ms);
     if (measured->n_launches > 0) printf("launches counted in the recorded step: %.0f\n", measured->n_launches);
-    printf("\n%.0f tokens/s. %s (%s): %.0f GB/s; a dependent launch adds %.1f us to the time of its bytes, a sum over "
-           "ranks %.1f us, the host %.0f us a step\n",
+    printf("\n%.0f tokens/s. %s (%s): %.0f GB/s; a launch adds %.1f us to the time of its bytes, a sum over "
+           "ranks %.1f us, the host %.0f us a step that does not run ahead\n",
            1e3 / total_ms, device->name, device->source, device->bytes_per_s / 1e9,
            overlaps ? device->overlap_us : device->launch_us, device->sum_us, device->host_us);
     if (!overlaps && !measured->root) print_sensitivity(&cost, device);
@@ -212,6 +214,7 @@ static status_t run(model_options_t *options, measurement_t *measured) {
                         .ple_dtype = DTYPE_F8_E4M3};
     for (int i = 0; i < N_KERNEL_ROUTES; i++)
         args.routes_taken[i] = true;
+    args.runs_ahead = true;
     if (options->measured) TRY(read_measurement(options, &args, measured));
     TRY(find_dense(options->dense, &args.dense));
     const cost_device_t *device = cost_find_device(options->device);

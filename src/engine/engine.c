@@ -588,7 +588,8 @@ void engine_cost(const engine_t *engine, int64_t context, cost_t *cost) {
                         .activation_bytes = backend->ops->activation_bytes,
                         .expert_format = layer->moe.experts.gate_up_codes ? EXPERTS_NVFP4 : EXPERTS_F16,
                         .ple_dtype = engine->config.n_ple_layers ? weights->ple[0].table.dtype : DTYPE_F8_E4M3,
-                        .context = context};
+                        .context = context,
+                        .runs_ahead = engine->run_ahead.n_launches > 0};
     const route_state_t *routes = backend->ops->routes ? backend->ops->routes(backend) : NULL;
     for (int i = 0; routes && i < N_KERNEL_ROUTES; i++)
         args.routes_taken[i] = routes[i].n_launches > 0;

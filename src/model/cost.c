@@ -159,7 +159,8 @@ static void add_moe(const cost_args_t *args, cost_t *cost) {
 
 void cost_build(const cost_args_t *args, cost_t *cost) {
     const model_config_t *config = args->config;
-    *cost = (cost_t){.hidden_size = config->hidden_size};
+    *cost = (cost_t){.runs_ahead = args->runs_ahead};
+    if (args->runs_ahead) add(args, cost, (cost_op_t){.name = "begin", .group = OP_GROUP_OTHER, .n_calls = 1});
     add(args, cost,
         (cost_op_t){.name = "embed",
                     .group = OP_GROUP_OTHER,
@@ -181,6 +182,7 @@ void cost_build(const cost_args_t *args, cost_t *cost) {
                     .n_calls = 1,
                     .bytes = matrix_bytes(plain_of(args), args->local.vocab, config->hidden_size)});
     add(args, cost, (cost_op_t){.name = "argmax", .group = OP_GROUP_SAMPLING, .n_calls = 1});
+    if (args->runs_ahead) add(args, cost, (cost_op_t){.name = "advance", .group = OP_GROUP_SAMPLING, .n_calls = 1});
 }
 
 double cost_group_bytes(const cost_t *cost, op_group_t group) {
@@ -212,7 +214,7 @@ int64_t cost_launches(const cost_t *cost) {
 }
 
 double cost_group_ms(const cost_t *cost, const cost_device_t *device, bool overlaps, op_group_t group) {
-    if (group == OP_GROUP_HOST_GAP) return device->host_us / 1e3;
+    if (group == OP_GROUP_HOST_GAP) return cost->runs_ahead ? 0 : device->host_us / 1e3;
     double launch_us = group == OP_GROUP_COMM ? device->sum_us : overlaps ? device->overlap_us : device->launch_us;
     return (double)cost_group_launches(cost, group) * launch_us / 1e3 +
            cost_group_bytes(cost, group) / device->bytes_per_s * 1e3;

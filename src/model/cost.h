@@ -27,6 +27,7 @@ typedef struct cost_args {
     dtype_t ple_dtype;
     int64_t context;                    /* tokens before this one */
     bool routes_taken[N_KERNEL_ROUTES]; /* on CUDA */
+    bool runs_ahead;                    /* the token stays on the device (route run_ahead) */
 } cost_args_t;
 
 /* One kind of op of a step. */
@@ -43,7 +44,7 @@ enum { COST_MAX_OPS = 32 };
 typedef struct cost {
     cost_op_t ops[COST_MAX_OPS]; /* in the order of a step */
     int n_ops;
-    int64_t hidden_size;
+    bool runs_ahead;
 } cost_t;
 
 void cost_build(const cost_args_t *args, cost_t *cost);
@@ -60,7 +61,7 @@ typedef struct cost_device {
     double launch_us, overlap_us; /* what a launch that depends on the one before adds to the time of its bytes:
                                      ordinary, and where its start overlaps with the end of that one (route pdl) */
     double sum_us;                /* a sum of hidden_size FP16 values over ranks by push, in place of a launch */
-    double host_us;               /* between the end of a step and the start of the next */
+    double host_us;               /* between a step and the next, where the host chooses the token */
     const char *source;           /* of the figures */
 } cost_device_t;
 
