@@ -79,7 +79,7 @@ FUZZ_TARGETS := $(FUZZ_SOURCES:tests/fuzz/%.c=build/fuzz/%)
 PREFIX  ?= /usr/local
 INSTALL := $(DESTDIR)$(PREFIX)
 
-.PHONY: all install uninstall help unit unit-build check check-gpu asan fuzz format tidy headers golden model shard-bench sm70-report clean
+.PHONY: all install uninstall help unit unit-build check check-gpu asan fuzz format tidy headers golden model results shard-bench sm70-report clean
 all: build/galvani
 
 help:
@@ -95,6 +95,7 @@ help:
 	@echo 'make headers      every header compiles alone, as C and as C++'
 	@echo 'make sm70-report  compile every kernel for sm_70; registers, spills, stack and shared memory of each'
 	@echo 'make model        bytes, launches and time of a decode step: measured on an H200, modelled for four V100'
+	@echo 'make results      the tables and pictures of results/ from its bench.json and run files'
 	@echo 'make golden       regenerate tests/golden (needs torch and transformers >= 5.16)'
 	@echo 'make shard-bench  galvani shard on a generated 2 GB checkpoint against a plain copy'
 
@@ -207,6 +208,9 @@ sm70-report:
 model: build/galvani
 	@for file in $(sort $(wildcard results/*/bench.json)); do build/galvani model --measured $$file && echo || exit 1; done
 	@for dense in q8 fp16; do build/galvani model --tp 4 --device V100 --dense $$dense && echo || exit 1; done
+
+results: build/galvani
+	@$(PYTHON) scripts/results.py
 
 shard-bench: build/galvani
 	bash scripts/shard_bench.sh

@@ -30,6 +30,7 @@ static const color_t part_colors[RUN_N_PARTS] = {
 };
 
 static const color_t lane_color = {0.91, 0.92, 0.94};
+static const color_t wait_color = {0.96, 0.90, 0.80};
 static const color_t dot_color = {0.30, 0.47, 0.66}, alarm_color = {0.85, 0.25, 0.25};
 
 static status_t fail_empty(const plot_args_t *args) {
@@ -135,14 +136,60 @@ static int group_of(const run_op_t *op) {
     return OP_GROUP_OTHER;
 }
 
-/* The groups' names in rows of seven below the plot. */
+/* The groups' names, and that of waiting, in rows of seven below the plot. */
 static void draw_group_names(const canvas_t *canvas, double y) {
-    enum { A_ROW = 7 };
+    enum { A_ROW = 7, WAIT = OP_N_GROUPS };
     double width = (canvas->right - canvas->left) / A_ROW;
-    for (int group = 0; group < OP_N_GROUPS; group++) {
-        double x = canvas->left + width * (group % A_ROW), at = y + 22 * (group / A_ROW);
-        canvas_box(canvas, x, at - 11, 14, 14, group == OP_GROUP_HOST_GAP ? lane_color : part_colors[group]);
-        canvas_text(canvas, x + 22, at, ALIGN_LEFT, 12, op_group_name((op_group_t)group));
+    for (int i = 0; i <= WAIT; i++) {
+        double x = canvas->left + width * (i % A_ROW), at = y + 22 * (i / A_ROW);
+        color_t color = i == WAIT ? wait_color : i == OP_GROUP_HOST_GAP ? lane_color : part_colors[i];
+        canvas_box(canvas, x, at - 11, 14, 14, color);
+        canvas_text(canvas, x + 22, at, ALIGN_LEFT, 12, i == WAIT ? "wait for ranks" : op_group_name((op_group_t)i));
+    }
+}
+
+/* The operators of one step: `n` a rank, rank by rank, the same ones on each. */
+typedef struct step_ops {
+    const run_op_t *ops;
+    size_t n, n_ranks;
+} step_ops_t;
+
+static step_ops_t find_ops(const run_record_t *record, size_t step) {
+    size_t begin = 0, end;
+    while (begin < record->n_ops && record->ops[begin].step != (int32_t)step)
+        begin++;
+    for (end = begin; end < record->n_ops && record->ops[end].step == (int32_t)step;)
+        end++;
+    size_t n_ranks = (size_t)record->n_ranks;
+    return (step_ops_t){.ops = record->ops + begin, .n = (end - begin) / n_ranks, .n_ranks = n_ranks};
+}
+
+/* How long a rank waited in its collective number `index` until the last rank came: that one did not wait. */
+static int64_t wait_ns(const step_ops_t *step, size_t index, int64_t dur_ns) {
+    int64_t least_ns = dur_ns;
+    for (size_t rank = 0; rank < step->n_ranks; rank++) {
+        int64_t other_ns = step->ops[rank * step->n + index].dur_ns;
+        if (other_ns < least_ns) least_ns = other_ns;
+    }
+    return dur_ns - least_ns;
+}
+
+/* A box from `start_ns` on, of `dur_ns`, cut to the plot. */
+static void draw_span(const canvas_t *canvas, double y, double height, int64_t start_ns, int64_t dur_ns,
+                      color_t color) {
+    double from = fmax(canvas_x(canvas, (double)start_ns / 1e6), canvas->left);
+    double to = fmin(canvas_x(canvas, (double)(start_ns + dur_ns) / 1e6), canvas->right);
+    if (to > from) canvas_box(canvas, from, y, to - from, height, color);
+}
+
+static void draw_ops(const canvas_t *canvas, const step_ops_t *step, double lane, int64_t begin_ns) {
+    for (size_t i = 0; i < step->n * step->n_ranks; i++) {
+        const run_op_t *op = &step->ops[i];
+        double y = canvas->top + lane * (double)(i / step->n) + lane * 0.1;
+        int group = group_of(op);
+        int64_t wait = group == OP_GROUP_COMM ? wait_ns(step, i % step->n, op->dur_ns) : 0;
+        draw_span(canvas, y, lane * 0.8, op->start_ns - begin_ns, wait, wait_color);
+        draw_span(canvas, y, lane * 0.8, op->start_ns - begin_ns + wait, op->dur_ns - wait, part_colors[group]);
     }
 }
 
@@ -156,8 +203,8 @@ static status_t plot_timeline(const plot_args_t *args, const run_summary_t *summ
     char title[TEXT_BYTES], subtitle[TEXT_BYTES], text[32];
     snprintf(title, sizeof title, "Step %zu on %" PRId64 " rank%s: %s", step, record->n_ranks,
              record->n_ranks == 1 ? "" : "s", args->name);
-    double wall = (double)record->wall_ns[step] / 1e6, start = (double)record->start_ns[step] / 1e6;
-    snprintf(subtitle, sizeof subtitle, "%.3f ms, token %" PRId32 "; a box is one operator, gaps are host time", wall,
+    double wall = (double)record->wall_ns[step] / 1e6;
+    snprintf(subtitle, sizeof subtitle, "%.3f ms, token %" PRId32 "; a box is one operator, a gap is host time", wall,
              record->generated[step]);
     int n_ranks = (int)record->n_ranks;
     double lane = n_ranks <= 8 ? 56 : 448.0 / n_ranks;
@@ -172,15 +219,8 @@ static status_t plot_timeline(const plot_args_t *args, const run_summary_t *summ
         snprintf(text, sizeof text, "rank %d", rank);
         if (lane >= 14) canvas_text(&canvas, canvas.left - 8, y + lane * 0.4 + 4, ALIGN_RIGHT, 12, text);
     }
-    for (size_t i = 0; i < record->n_ops; i++) {
-        const run_op_t *op = &record->ops[i];
-        if (op->step != (int32_t)step || op->rank < 0 || op->rank >= n_ranks) continue;
-        double from = fmax(canvas_x(&canvas, (double)op->start_ns / 1e6 - start), canvas.left);
-        double to = fmin(canvas_x(&canvas, (double)(op->start_ns + op->dur_ns) / 1e6 - start), canvas.right);
-        if (to > from)
-            canvas_box(&canvas, from, canvas.top + lane * op->rank + lane * 0.1, to - from, lane * 0.8,
-                       part_colors[group_of(op)]);
-    }
+    const step_ops_t ops = find_ops(record, step);
+    draw_ops(&canvas, &ops, lane, record->start_ns[step]);
     draw_group_names(&canvas, canvas.bottom + 72);
     return canvas_end(&canvas);
 }

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 
 import h5py
 import numpy as np
@@ -147,3 +149,18 @@ def test_model_of_what_was_measured(tmp_path):
     assert galvani(0, "model", "--measured", tmp_path / "bench.json").status == INPUT
     assert galvani(0, "model", "--device", "abacus").status == USAGE
     assert galvani(0, "model", "--tp", 3).status == USAGE
+
+
+def test_results_are_made_again(tmp_path):
+    """scripts/results.py on a run of its own: with a control, and with operators."""
+    figures, _ = bench(1, tmp_path, "--out", tmp_path / "run.h5", "--trace", "ops", "--control", "cuda_graph=off", "--repeats", 1)
+    (tmp_path / "ops.h5").write_bytes((tmp_path / "run.h5").read_bytes())
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "results.py", tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "tables.md").read_text()
+    for repeat in figures["repeats"]:
+        assert f"{repeat['ms_per_token']:,.3f}" in text
+    assert f"| {figures['candidate']['decomposition_ms']['experts']['mean']:.3f} |" in text
+    assert "The control is the same with cuda_graph=off; it gave the same tokens." in text
+    for name in ("decomposition", "tpot", "timeline"):
+        assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
