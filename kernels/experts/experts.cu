@@ -121,6 +121,7 @@ status_t launch_experts(const experts_args_t *args, const device_queue_t *queue)
                            (long long)args->intermediate, (long long)args->hidden_size);
     if (args->n_tokens > LINEAR_MAX_GEMV_TOKENS) return launch_experts_grouped(args, queue);
     __half *act = (__half *)args->workspace;
+    queue_stamp(queue);
     if (args->expert_weights.gate_up_codes)
         launch_pairs<true>(args, act, queue->stream);
     else

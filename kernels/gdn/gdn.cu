@@ -186,6 +186,7 @@ status_t launch_gdn_core(const gdn_core_args_t *args, const device_queue_t *queu
     __half *convolved = (__half *)(y + n_tokens * args->n_value_heads * args->value_dim);
 
     dim3 grid(blocks_for(width, CONV_THREADS), blocks_for(n_tokens, CONV_TOKENS));
+    queue_stamp(queue);
     gdn_conv_f16_kernel<<<grid, CONV_THREADS, 0, queue->stream>>>(*args, convolved);
     if (grid.y > 1) gdn_conv_state_kernel<<<grid.x, CONV_THREADS, 0, queue->stream>>>(*args);
 

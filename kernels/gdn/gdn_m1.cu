@@ -49,7 +49,7 @@ struct channel {
 /* log(1 + exp(x)) without overflow */
 __device__ __forceinline__ float softplusf(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
-template <int DIM> __global__ void __launch_bounds__(4 * DIM) gdn_m1_f16_kernel(gdn_core_args_t args) {
+template <int DIM> __global__ void __launch_bounds__(4 * DIM) gdn_m1_f16_kernel(stamp_t stamp, gdn_core_args_t args) {
     constexpr int LANES = DIM / 4, ROWS = DIM / GROUPS, WARPS = 4 * DIM / WARP;
     constexpr int STRIDE = DIM + 8; /* so that four groups' sums of eight columns lie in different banks */
     __shared__ float q[DIM], k[DIM], v[DIM];
@@ -82,7 +82,7 @@ template <int DIM> __global__ void __launch_bounds__(4 * DIM) gdn_m1_f16_kernel(
     }
     float rate = -expf(args.A_log[head]), bias = args.dt_bias[head], norm = args.norm[column];
 
-    previous_wait();
+    previous_wait(stamp);
     int64_t b_at = n_channels + args.n_value_heads * DIM + head;
     float b = __half2float(args.projected[b_at]), a = __half2float(args.projected[b_at + args.n_value_heads]);
     float z = __half2float(args.projected[n_channels + head * DIM + column]);

@@ -122,9 +122,9 @@ __global__ void gr_mean_f16_kernel(gr_mix_args_t args, const __half *z, const __
 }
 
 /* One thread an o; h is read and written once for each stream. Any size. */
-__global__ void gr_inject_f32_kernel(gr_inject_args_t args) {
+__global__ void gr_inject_f32_kernel(stamp_t stamp, gr_inject_args_t args) {
     next_start();
-    previous_wait();
+    previous_wait(stamp);
     int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (index >= args.n_tokens * args.hidden_size) return;
     int64_t token = index / args.hidden_size, i = index % args.hidden_size;
@@ -189,6 +189,7 @@ status_t launch_gr_mix(const gr_mix_args_t *args, const device_queue_t *queue) {
         gr_inject_args_t inject = {n_tokens, args->hc_count, args->hidden_size, args->inject_before, args->o, args->h};
         TRY(launch_gr_inject(&inject, queue));
     }
+    queue_stamp(queue);
     unsigned int threads = n_tokens > LINEAR_MAX_GEMV_TOKENS ? MANY_NORM_THREADS : FEW_NORM_THREADS;
     gr_norm_f32_kernel<<<dim3((unsigned int)n_tokens, (unsigned int)args->hc_count), threads, 0, queue->stream>>>(*args,
                                                                                                                   z);

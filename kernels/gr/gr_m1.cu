@@ -150,8 +150,8 @@ constexpr __host__ __device__ int power_of_two_from(int n) { return n <= 1 ? 1 :
 /* A block's sums of GROUPS * ROWS rows of `matrix` (of its n_rows, from first_row on) over stream blockIdx.y; they are
  * sums[first_sum + row]. A thread holds ROWS rows' chunks at one place; row_warps warps together hold ROWS rows. */
 template <dtype_t DTYPE, int H, int S, int R, int ROWS, int GROUPS>
-__device__ __forceinline__ void sum_rows(const gr_mix_args_t &args, const matrix_t &matrix, int n_rows, int first_row,
-                                         int first_sum) {
+__device__ __forceinline__ void sum_rows(stamp_t stamp, const gr_mix_args_t &args, const matrix_t &matrix, int n_rows,
+                                         int first_row, int first_sum) {
     typedef chunk<DTYPE, S * H> chunk_t;
     constexpr int VALUES = chunk_t::VALUES, PLACES = H / VALUES, WARPS = row_warps(DTYPE, H);
     constexpr int N_SUMS = power_of_two_from(ROWS + 1); /* of each row, and of squares */
@@ -167,7 +167,7 @@ __device__ __forceinline__ void sum_rows(const gr_mix_args_t &args, const matrix
     float x[VALUES], gain[VALUES];
     read_floats<VALUES>(args.hc_norm + stream * H + i, gain);
     next_start();
-    previous_wait();
+    previous_wait(stamp);
 
     read_floats<VALUES>(args.h + stream * H + i, x);
     if (args.inject_before) {
@@ -218,19 +218,21 @@ template <int R, int ROWS, int GROUPS> struct down_grid {
 
 /* Grid: (down_grid::BLOCKS, and one more for block_inject where there is one, S). */
 template <dtype_t DTYPE, int H, int S, int R, int ROWS, int GROUPS>
-__global__ void __launch_bounds__(GROUPS *row_warps(DTYPE, H) * WARP) gr_m1_down_kernel(gr_mix_args_t args) {
+__global__ void __launch_bounds__(GROUPS *row_warps(DTYPE, H) * WARP)
+    gr_m1_down_kernel(stamp_t stamp, gr_mix_args_t args) {
     constexpr int F16_GROUPS = GROUPS * row_warps(DTYPE, H) / row_warps(DTYPE_F16, H);
     static_assert(F16_GROUPS * row_warps(DTYPE_F16, H) == GROUPS * row_warps(DTYPE, H), "block_inject by whole groups");
     if (blockIdx.x < down_grid<R, ROWS, GROUPS>::BLOCKS)
-        sum_rows<DTYPE, H, S, R, ROWS, GROUPS>(args, args.down, R, blockIdx.x * ROWS * GROUPS, 0);
+        sum_rows<DTYPE, H, S, R, ROWS, GROUPS>(stamp, args, args.down, R, blockIdx.x * ROWS * GROUPS, 0);
     else
-        sum_rows<DTYPE_F16, H, S, R, (S + F16_GROUPS - 1) / F16_GROUPS, F16_GROUPS>(args, args.block_inject, S, 0, R);
+        sum_rows<DTYPE_F16, H, S, R, (S + F16_GROUPS - 1) / F16_GROUPS, F16_GROUPS>(stamp, args, args.block_inject, S,
+                                                                                    0, R);
 }
 
 /* Grid: H / (WARPS * OUTPUTS), and one block more for inject. A warp has OUTPUTS outputs i, WARP / S lanes for each of
  * their S rows of up. Only this kernel writes h, each value by one block. */
 template <dtype_t DTYPE, int H, int S, int R, int OUTPUTS, int WARPS>
-__global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(gr_mix_args_t args) {
+__global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(stamp_t stamp, gr_mix_args_t args) {
     typedef chunk<DTYPE, R> chunk_t;
     constexpr int LANES = WARP / S, VALUES = chunk_t::VALUES, PLACES = R / VALUES;
     constexpr int CHUNKS = (PLACES + LANES - 1) / LANES, PASSES = (R + WARPS * WARP - 1) / (WARPS * WARP);
@@ -240,7 +242,7 @@ __global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(gr_mix_args_t arg
     const between<S, R> *work = (const between<S, R> *)args.workspace;
     if (blockIdx.x == H / (WARPS * OUTPUTS)) {
         next_start();
-        previous_wait();
+        previous_wait(stamp);
         int row = R + threadIdx.x;
         if (args.inject && row < R + S) args.inject[threadIdx.x] = 2.0f * quick_sigmoid(work->mean(row));
         return;
@@ -260,7 +262,7 @@ __global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(gr_mix_args_t arg
     int own = lane % N_SUMS, i = first + min(own, OUTPUTS - 1); /* the output that this lane ends */
     float gain = args.hc_norm[stream * H + i];
     next_start();
-    previous_wait();
+    previous_wait(stamp);
 
     /* all loads before the first use of one, so that there is one wait for L2 */
     float h = load_here(&args.h[stream * H + i]), scale = load_here(&work->scale[stream]);

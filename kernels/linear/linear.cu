@@ -32,6 +32,7 @@ status_t launch_linear(const linear_args_t *args, const device_queue_t *queue) {
     }
     int64_t rows = args->weight.rows;
     gemv_t gemv = {args->n_tokens, rows, args->weight.columns, 0, (const __half *)args->weight.data, args->x};
+    queue_stamp(queue);
     if (args->y_f32)
         launch_gemv<1>(gemv, store_f32{args->y_f32, rows}, queue->stream);
     else

@@ -253,6 +253,7 @@ status_t launch_qsa_attend(const qsa_attend_args_t *args, const device_queue_t *
     float *workspace = (float *)args->workspace;
     partials out = {workspace, workspace + n, workspace + 2 * n};
     int64_t heads_per_kv = args->shape.n_heads / args->shape.n_kv_heads;
+    queue_stamp(queue);
     if (heads_per_kv <= 4)
         TRY(launch_attend<4>(args, out, queue));
     else if (heads_per_kv <= 12)

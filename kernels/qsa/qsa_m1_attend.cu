@@ -43,7 +43,7 @@ struct visible {
 };
 
 template <int DIM, int HEADS>
-__global__ void __launch_bounds__(DIM) qsa_m1_attend_f16_kernel(qsa_attend_args_t args, partials out) {
+__global__ void __launch_bounds__(DIM) qsa_m1_attend_f16_kernel(stamp_t stamp, qsa_attend_args_t args, partials out) {
     constexpr int LANES = DIM / 8, PADDED = (HEADS + 3) / 4 * 4, PAIRS = DIM / 2, HALF = SPLIT_TOKENS / 2;
     constexpr int VALUES_BYTES = SPLIT_TOKENS * DIM * 2, SUMS_BYTES = HEADS * DIM * 4;
     __shared__ __align__(16) unsigned char buffer[VALUES_BYTES > SUMS_BYTES ? VALUES_BYTES : SUMS_BYTES];
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(DIM) qsa_m1_attend_f16_kernel(qsa_attend_args_
     int n_tokens = block < seen.n_taken ? QSA_RATIO : block == seen.n_taken ? seen.n_tail : 0;
     int64_t kv_head = blockIdx.y, head = kv_head * HEADS;
 
-    previous_wait();
+    previous_wait(stamp);
     const uint4 *query = (const uint4 *)(args.q + head * DIM) + lane;
     uint4 queries[HEADS], keys[QSA_RATIO], values[QSA_RATIO];
     int64_t first = (int64_t)seen.n_blocks * QSA_RATIO;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(DIM) qsa_m1_attend_f16_kernel(qsa_attend_args_
 
 template <int DIM>
 __global__ void __launch_bounds__((DIM < 64 ? DIM : 64) / 4 * MERGE_GROUPS)
-    qsa_m1_merge_f32_kernel(qsa_attend_args_t args, const __half *projected, partials in) {
+    qsa_m1_merge_f32_kernel(stamp_t stamp, qsa_attend_args_t args, const __half *projected, partials in) {
     constexpr int COLUMNS = DIM < 64 ? DIM : 64, LANES = COLUMNS / 4;
     __shared__ float factors[MERGE_SPLITS * MERGE_GROUPS];
     __shared__ float4 sums[MERGE_GROUPS][LANES];
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__((DIM < 64 ? DIM : 64) / 4 * MERGE_GROUPS)
     int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     int64_t head = blockIdx.x, column = (int64_t)blockIdx.y * COLUMNS + threadIdx.x;
 
-    previous_wait();
+    previous_wait(stamp);
     float4 values[MERGE_SPLITS];
 #pragma unroll
     for (int i = 0; i < MERGE_SPLITS; i++) {

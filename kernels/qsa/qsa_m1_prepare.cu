@@ -87,7 +87,8 @@ template <int N> __device__ __forceinline__ void store_halves(const float x[N], 
 
 /* By one warp: one query head, key or value. */
 template <int DIM>
-__device__ __forceinline__ void prepare_head(const qsa_prepare_args_t &args, const rotary &rotary, int unit) {
+__device__ __forceinline__ void prepare_head(stamp_t stamp, const qsa_prepare_args_t &args, const rotary &rotary,
+                                             int unit) {
     constexpr int N = norm_rope<DIM>::N;
     const qsa_shape_t &shape = args.shape;
     int n_heads = (int)shape.n_heads, n_kv = (int)shape.n_kv_heads;
@@ -102,7 +103,7 @@ __device__ __forceinline__ void prepare_head(const qsa_prepare_args_t &args, con
     }
     norm_rope<DIM> row;
     if (!is_value) row.load(is_query ? args.q_norm : args.k_norm, rotary, (int)shape.rotary_dim / 2, position);
-    previous_wait();
+    previous_wait(stamp);
     float x[N];
     load_halves<N>(from, x);
     if (!is_value) row.apply(x, args.rms_norm_eps);
@@ -111,15 +112,15 @@ __device__ __forceinline__ void prepare_head(const qsa_prepare_args_t &args, con
 
 template <int DIM, int INDEX_DIM>
 __global__ void __launch_bounds__(THREADS)
-    qsa_m1_prepare_f16_kernel(const __grid_constant__ qsa_prepare_args_t args, const __grid_constant__ rotary rotary,
-                              int n_head_blocks, float *scores) {
+    qsa_m1_prepare_f16_kernel(stamp_t stamp, const __grid_constant__ qsa_prepare_args_t args,
+                              const __grid_constant__ rotary rotary, int n_head_blocks, float *scores) {
     constexpr int N = norm_rope<INDEX_DIM>::N, LANES = INDEX_DIM / 8;
     __shared__ float4 index_q[QSA_INDEX_HEADS][INDEX_DIM / 4];
     __shared__ uint4 new_key[LANES];
     next_start();
     int warp = threadIdx.x / WARP;
     if ((int)blockIdx.x < n_head_blocks) {
-        prepare_head<DIM>(args, rotary, (int)blockIdx.x * WARPS + warp);
+        prepare_head<DIM>(stamp, args, rotary, (int)blockIdx.x * WARPS + warp);
         return;
     }
 

@@ -151,7 +151,8 @@ __device__ __forceinline__ void select_blocks(const float *scores, int n_blocks,
 }
 
 __global__ void __launch_bounds__(THREADS, 1)
-    qsa_m1_select_f32_kernel(const int64_t *start_pos, int n_select, const float *scores, int32_t *blocks) {
+    qsa_m1_select_f32_kernel(stamp_t stamp, const int64_t *start_pos, int n_select, const float *scores,
+                             int32_t *blocks) {
     __shared__ shared_t shared;
     next_start();
     int n_blocks = (int)((*start_pos + 1) / QSA_RATIO);
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             ((uint32_t *)shared.histogram)[i] = 0;
         __syncthreads();
     }
-    previous_wait();
+    previous_wait(stamp);
     if (!selects) return;
     if (n_blocks <= TILE)
         select_blocks<1>(scores, n_blocks, n_select, blocks, shared);

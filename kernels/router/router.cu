@@ -87,6 +87,7 @@ __global__ void __launch_bounds__(WARP) router_f32_kernel(router_args_t args) {
 
 status_t launch_router(const router_args_t *args, const device_queue_t *queue) {
     size_t shared_bytes = (size_t)args->n_experts * sizeof(float);
+    queue_stamp(queue);
     router_f32_kernel<<<(unsigned int)args->n_tokens, WARP, shared_bytes, queue->stream>>>(*args);
     return queue_check_launch("router");
 }

@@ -63,6 +63,7 @@ status_t launch_shared_expert(const shared_expert_args_t *args, const device_que
         gemm.accumulate = true;
         return queue->gemm(queue, &gemm);
     }
+    queue_stamp(queue);
     gemv_t up = {args->n_tokens, intermediate, args->gate_up.columns, intermediate, (const __half *)args->gate_up.data,
                  args->u};
     launch_gemv<2>(up, epilogue, queue->stream);
