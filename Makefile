@@ -141,7 +141,7 @@ $(BUILD)/gpu/test_%: $(BUILD)/tests/gpu/test_%.o $(BUILD)/tests/gpu/gpu_support.
 # On a machine with a GPU: each op against the CPU reference, then whole models, on MPI ranks.
 MPI ?= 1
 check-gpu: $(GPU_TESTS) build/galvani
-	bash scripts/check_gpu.sh $(MPI) $(BUILD)/gpu
+	PYTHON=$(PYTHON) bash scripts/check_gpu.sh $(MPI) $(BUILD)/gpu
 
 $(BUILD)/galvani.1: $(BUILD)/galvani scripts/manual.sh
 	$(Q)bash scripts/manual.sh man $(BUILD)/galvani > $@.new && mv $@.new $@
@@ -189,7 +189,7 @@ tidy:
 	clang-tidy --quiet $(SOURCES) src/cli/main.c -- $(CPPFLAGS) -std=c11 $(shell $(MPICC) --showme:compile)
 
 headers:
-	@for header in $$(git ls-files 'src/*.h' 'kernels/*.h' $(if $(filter 1,$(USE_CUDA)),,':!*/check_cuda.h')); do \
+	@for header in $$(git ls-files 'src/*.h' 'kernels/*.h' $(if $(filter 1,$(USE_CUDA)),,':!*/check_cuda.h' ':!*/pinned_cuda.h')); do \
 	    $(MPICC) $(CPPFLAGS) -std=c11 -Wall -Wextra -fsyntax-only -x c $$header || exit 1; \
 	    OMPI_CXX=g++ mpicxx $(CPPFLAGS) -Wall -Wextra -fsyntax-only -x c++ $$header || exit 1; \
 	done; echo 'every header compiles alone, as C and as C++'

@@ -12,6 +12,7 @@ static const char *const names[N_KERNEL_ROUTES] = {
     [ROUTE_GR_MANY] = "gr_many",
     [ROUTE_EXPERTS_GROUPED] = "experts_grouped",
     [ROUTE_GR] = "gr",
+    [ROUTE_CUDA_AWARE_MPI] = "cuda_aware_mpi",
 };
 
 const char *kernel_route_name(kernel_route_t route) { return names[route]; }

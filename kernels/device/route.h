@@ -23,6 +23,7 @@ typedef enum kernel_route {
     ROUTE_GR_MANY,         /* many tokens' gated residual in wide passes around its products */
     ROUTE_EXPERTS_GROUPED, /* many tokens' NVFP4 experts with fragments made in registers */
     ROUTE_GR,              /* gr_mix of one token in two launches (gr/gr_m1.h) */
+    ROUTE_CUDA_AWARE_MPI,  /* MPI takes device memory itself: gathered logits, sums with --comm mpi */
     N_KERNEL_ROUTES
 } kernel_route_t;
 

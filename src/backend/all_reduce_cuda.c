@@ -7,6 +7,8 @@
 #include "backend/push_cuda.h"
 #include "base/dtype.h"
 #include "base/memory.h"
+#include "device/route.h"
+#include "rank_sum/rank_sum.h"
 
 /* Values that pass through the host at once. */
 enum { HOST_CHUNK = 1 << 18 };
@@ -19,6 +21,7 @@ struct all_reduce {
     push_t *push;
     uint16_t *halves; /* [HOST_CHUNK], pinned */
     float *floats;    /* [HOST_CHUNK] */
+    void *parts;      /* [tp_size, HOST_CHUNK] halves on the device; NULL where MPI takes no device memory */
 };
 
 const char *all_reduce_route_name(all_reduce_route_t route) {
@@ -42,12 +45,16 @@ const struct push_args *all_reduce_get_push(const all_reduce_t *all_reduce) {
     return all_reduce->route == ALL_REDUCE_PUSH ? push_get_args(all_reduce->push) : NULL;
 }
 
-static status_t create_host_buffers(all_reduce_t *all_reduce) {
+static status_t create_buffers(all_reduce_t *all_reduce) {
     void *memory;
     TRY(memory_alloc(MEMORY_COMM, HOST_CHUNK, sizeof(float), &memory));
     all_reduce->floats = memory;
     TRY(check_cuda(cudaHostAlloc(&memory, HOST_CHUNK * sizeof(uint16_t), cudaHostAllocDefault), "pinning host memory"));
     all_reduce->halves = memory;
+    if (!comm_takes_device(all_reduce->comm)) return STATUS_OK;
+    size_t bytes = (size_t)comm_tp_size(all_reduce->comm) * HOST_CHUNK * sizeof(uint16_t);
+    TRY(check_cuda(cudaMalloc(&memory, bytes), "allocating a buffer for MPI"));
+    all_reduce->parts = memory;
     return STATUS_OK;
 }
 
@@ -77,7 +84,7 @@ static status_t create_route(all_reduce_t *all_reduce, all_reduce_route_t wanted
         status_clear();
     }
     all_reduce->route = ALL_REDUCE_MPI;
-    return comm_agree(comm, create_host_buffers(all_reduce));
+    return comm_agree(comm, create_buffers(all_reduce));
 }
 
 status_t all_reduce_create(const all_reduce_args_t *args, all_reduce_t **all_reduce) {
@@ -100,12 +107,33 @@ void all_reduce_destroy(all_reduce_t *all_reduce) {
     nccl_destroy(all_reduce->nccl);
     push_destroy(all_reduce->push);
     if (all_reduce->halves) cudaFreeHost(all_reduce->halves);
+    if (all_reduce->parts) cudaFree(all_reduce->parts);
     memory_free(all_reduce->floats);
     memory_free(all_reduce);
 }
 
-/* Sums in rank order in FP32 on the host, one rounding. */
-static status_t run_mpi(all_reduce_t *all_reduce, activation_t *data, size_t n) {
+bool all_reduce_takes_device(const comm_t *comm, const device_queue_t *queue) {
+    return route_take(queue, ROUTE_CUDA_AWARE_MPI, comm_takes_device(comm) ? NULL : "MPI takes no device memory");
+}
+
+/* MPI gathers the parts on the device, which sums them in rank order in FP32 with one rounding. */
+static status_t run_mpi_on_device(all_reduce_t *all_reduce, activation_t *data, size_t n) {
+    for (size_t start = 0; start < n; start += HOST_CHUNK) {
+        size_t count = n - start < HOST_CHUNK ? n - start : HOST_CHUNK;
+        void *at = (unsigned char *)data + start * sizeof(uint16_t);
+        TRY(check_cuda(cudaStreamSynchronize(all_reduce->queue->stream), "the work on the device"));
+        comm_all_gather(all_reduce->comm, at, count * sizeof(uint16_t), all_reduce->parts);
+        const rank_sum_args_t sum = {.n_ranks = comm_tp_size(all_reduce->comm),
+                                     .n_items = (int64_t)count,
+                                     .parts = all_reduce->parts,
+                                     .data = at};
+        TRY(launch_rank_sum(&sum, all_reduce->queue));
+    }
+    return STATUS_OK;
+}
+
+/* The same on the host. */
+static status_t run_mpi_on_host(all_reduce_t *all_reduce, activation_t *data, size_t n) {
     cudaStream_t stream = all_reduce->queue->stream;
     unsigned char *device = (unsigned char *)data;
     for (size_t start = 0; start < n; start += HOST_CHUNK) {
@@ -130,7 +158,8 @@ status_t all_reduce_run(all_reduce_t *all_reduce, activation_t *data, size_t n) 
     if (all_reduce->route == ALL_REDUCE_PUSH) return push_all_reduce(all_reduce->push, data, n);
     queue_stamp(all_reduce->queue);
     if (all_reduce->route == ALL_REDUCE_NCCL) return nccl_all_reduce(all_reduce->nccl, data, n);
-    return run_mpi(all_reduce, data, n);
+    if (all_reduce_takes_device(all_reduce->comm, all_reduce->queue)) return run_mpi_on_device(all_reduce, data, n);
+    return run_mpi_on_host(all_reduce, data, n);
 }
 
 status_t all_reduce_check(const all_reduce_t *all_reduce) {

@@ -16,7 +16,7 @@ typedef enum all_reduce_route {
     ALL_REDUCE_AUTO,
     ALL_REDUCE_PUSH, /* one host: each rank writes into its peers' buffers (kernels/push) */
     ALL_REDUCE_NCCL,
-    ALL_REDUCE_MPI, /* through pinned host memory: works everywhere, cannot be recorded */
+    ALL_REDUCE_MPI, /* works everywhere, cannot be recorded; through pinned host memory where MPI takes no device's */
 } all_reduce_route_t;
 
 typedef struct all_reduce all_reduce_t;
@@ -48,6 +48,9 @@ const struct push_args *all_reduce_get_push(const all_reduce_t *all_reduce);
 
 /* Inverse of all_reduce_route_name; false for anything else. */
 bool all_reduce_route_from_name(const char *name, all_reduce_route_t *route);
+
+/* Route cuda_aware_mpi: whether the next call to MPI gets device memory. The same on every rank. */
+bool all_reduce_takes_device(const comm_t *comm, const device_queue_t *queue);
 
 #ifdef __cplusplus
 }

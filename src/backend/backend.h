@@ -36,8 +36,8 @@ extern "C" {
 
 typedef struct backend backend_t;
 
-/* Time stamps at most, see mark. */
-enum { BACKEND_MAX_MARKS = 16384 };
+/* Time stamps at most, see mark; stages of large uploads, see stage. */
+enum { BACKEND_MAX_MARKS = 16384, BACKEND_N_STAGES = 8, BACKEND_STAGE_BYTES = 4 << 20 };
 
 typedef struct backend_ops {
     const char *name;        /* "cpu" or "cuda" */
@@ -69,6 +69,12 @@ typedef struct backend_ops {
     status_t (*upload)(backend_t *backend, void *destination, const void *host, size_t bytes);
     status_t (*download)(backend_t *backend, void *host, const void *source, size_t bytes);
     status_t (*synchronize)(backend_t *backend);
+
+    /* Large uploads while loading: BACKEND_N_STAGES pieces of pinned host memory of BACKEND_STAGE_BYTES. `stage` gives
+     * one when it is no longer copied from; `stage_upload` begins a copy of its first bytes, in order with the ops.
+     * NULL where host_address reaches all memory. `loaded` frees them. */
+    status_t (*stage)(backend_t *backend, int index, void **host);
+    status_t (*stage_upload)(backend_t *backend, int index, void *destination, size_t bytes);
 
     /* Within the backend's memory, in order with the ops. */
     status_t (*copy)(backend_t *backend, void *destination, const void *source, size_t bytes);
@@ -106,6 +112,10 @@ typedef struct backend_ops {
     /* [N_KERNEL_ROUTES]: the state of its ops' fast paths, the backend's; a change holds for ops from then on, not for
      * recorded work. NULL where ops have the general form alone. */
     route_state_t *(*routes)(backend_t *backend);
+
+    /* Rank r's `bytes` of backend memory stand at gathered + r * bytes in rank 0's host memory. `room` is as much host
+     * memory, on every rank; `gathered` may be NULL on others than rank 0. Collective. */
+    status_t (*gather)(backend_t *backend, const void *data, size_t bytes, void *room, void *gathered);
 
     /* Sum over ranks in rank order, the same bits on every rank. Collective. */
     status_t (*all_reduce)(backend_t *backend, activation_t *data, size_t n);

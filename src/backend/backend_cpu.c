@@ -99,6 +99,12 @@ static status_t cpu_dense8_dequantize(backend_t *backend, const dense8_args_t *a
     return dense8_dequantize_cpu(args);
 }
 
+static status_t cpu_gather(backend_t *backend, const void *data, size_t bytes, void *room, void *gathered) {
+    (void)room;
+    comm_gather(backend->comm, data, bytes, gathered);
+    return STATUS_OK;
+}
+
 static status_t cpu_all_reduce(backend_t *backend, activation_t *data, size_t n) {
     return comm_all_reduce_sum(backend->comm, data, n);
 }
@@ -209,6 +215,7 @@ static const backend_ops_t cpu_ops = {
     .loaded = cpu_loaded,
     .dense8_quantize = cpu_dense8_quantize,
     .dense8_dequantize = cpu_dense8_dequantize,
+    .gather = cpu_gather,
     .all_reduce = cpu_all_reduce,
     .gr_mix_workspace_bytes = gr_mix_workspace_bytes,
     .gdn_core_workspace_bytes = gdn_core_workspace_bytes,

@@ -12,6 +12,7 @@
 #include "backend/cuda_sizes.h"
 #include "backend/gemm_cuda.h"
 #include "backend/nccl_cuda.h"
+#include "backend/pinned_cuda.h"
 #include "base/clock.h"
 #include "base/heartbeat.h"
 #include "base/log.h"
@@ -45,9 +46,11 @@ typedef struct cuda_state {
     block_t *blocks;
     unsigned char *slots; /* [N_SLOTS, SLOT_BYTES], pinned */
     int next_slot;
-    f16_losses_t *losses;       /* of the matrices so far, on the device */
-    all_reduce_t *all_reduce;   /* NULL with one rank */
-    unsigned long long *stamps; /* [BACKEND_MAX_MARKS] of the device's clock, in its memory */
+    unsigned char *stages;                /* [BACKEND_N_STAGES, BACKEND_STAGE_BYTES], pinned; NULL but while loading */
+    cudaEvent_t staged[BACKEND_N_STAGES]; /* behind the last copy from each */
+    f16_losses_t *losses;                 /* of the matrices so far, on the device */
+    all_reduce_t *all_reduce;             /* NULL with one rank */
+    unsigned long long *stamps;           /* [BACKEND_MAX_MARKS] of the device's clock, in its memory */
     stamp_t due;
 } cuda_state_t;
 
@@ -109,8 +112,7 @@ static status_t cuda_alloc(backend_t *backend, memory_label_t label, size_t byte
     void *memory, *record;
     TRY(memory_alloc(MEMORY_OTHER, 1, sizeof(block_t), &record));
     size_t asked = bytes ? bytes : 1;
-    cudaError_t error = is_pinned(label) ? cudaHostAlloc(&memory, asked, cudaHostAllocMapped | cudaHostAllocPortable)
-                                         : cudaMalloc(&memory, asked);
+    cudaError_t error = is_pinned(label) ? pinned_alloc(asked, &memory) : cudaMalloc(&memory, asked);
     if (error != cudaSuccess) {
         (void)cudaGetLastError();
         memory_free(record);
@@ -119,14 +121,11 @@ static status_t cuda_alloc(backend_t *backend, memory_label_t label, size_t byte
                            (double)bytes / 1048576.0, cudaGetErrorString(error),
                            is_pinned(label) ? " (see ulimit -l, and the memory limit of the job)" : "");
     }
-    if (is_pinned(label))
-        memset(memory, 0, asked);
-    else
-        error = cudaMemsetAsync(memory, 0, asked, state->queue.stream);
+    if (!is_pinned(label)) error = cudaMemsetAsync(memory, 0, asked, state->queue.stream);
     block_t *block = record;
-    *block = (block_t){.next = state->blocks, .pointer = memory, .bytes = bytes, .label = label};
+    *block = (block_t){.next = state->blocks, .pointer = memory, .bytes = asked, .label = label};
     state->blocks = block;
-    memory_account(label, bytes);
+    memory_account(label, asked);
     *pointer = memory;
     return check_cuda(error, "clearing memory");
 }
@@ -138,7 +137,7 @@ static void cuda_free(backend_t *backend, void *pointer) {
         if (block->pointer != pointer) continue;
         *link = block->next;
         if (is_pinned(block->label))
-            cudaFreeHost(pointer);
+            pinned_free(pointer, block->bytes);
         else
             cudaFree(pointer);
         memory_unaccount(block->label, block->bytes);
@@ -222,6 +221,37 @@ static status_t cuda_download(backend_t *backend, void *host, const void *source
     return cuda_synchronize(backend);
 }
 
+static status_t cuda_stage(backend_t *backend, int index, void **host) {
+    cuda_state_t *state = state_of(backend);
+    if (!state->stages) {
+        void *memory;
+        TRY(check_cuda(cudaHostAlloc(&memory, (size_t)BACKEND_N_STAGES * BACKEND_STAGE_BYTES, cudaHostAllocDefault),
+                       "pinning host memory"));
+        state->stages = memory;
+        for (int i = 0; i < BACKEND_N_STAGES; i++)
+            TRY(check_cuda(cudaEventCreateWithFlags(&state->staged[i], cudaEventDisableTiming), "creating an event"));
+    }
+    TRY(check_cuda(cudaEventSynchronize(state->staged[index]), "a copy to the device"));
+    *host = state->stages + (size_t)index * BACKEND_STAGE_BYTES;
+    return STATUS_OK;
+}
+
+static status_t cuda_stage_upload(backend_t *backend, int index, void *destination, size_t bytes) {
+    cuda_state_t *state = state_of(backend);
+    const void *host = state->stages + (size_t)index * BACKEND_STAGE_BYTES;
+    TRY(check_cuda(cudaMemcpyAsync(destination, host, bytes, cudaMemcpyHostToDevice, state->queue.stream),
+                   "a copy to the device"));
+    return check_cuda(cudaEventRecord(state->staged[index], state->queue.stream), "a copy to the device");
+}
+
+static void free_stages(cuda_state_t *state) {
+    if (!state->stages) return;
+    for (int i = 0; i < BACKEND_N_STAGES; i++)
+        if (state->staged[i]) cudaEventDestroy(state->staged[i]);
+    cudaFreeHost(state->stages);
+    state->stages = NULL;
+}
+
 static status_t cuda_copy(backend_t *backend, void *destination, const void *source, size_t bytes) {
     cudaStream_t stream = state_of(backend)->queue.stream;
     return check_cuda(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, stream),
@@ -249,6 +279,7 @@ static status_t cuda_loaded(backend_t *backend) {
     f16_losses_t losses;
     note_memory();
     TRY(cuda_download(backend, &losses, state_of(backend)->losses, sizeof losses));
+    free_stages(state_of(backend));
     if (losses.n_saturated)
         log_warning(
             "%llu weights are too large for FP16 and were set to +-65504; the CPU backend keeps them as they are",
@@ -376,6 +407,17 @@ static void cuda_record_free(backend_t *backend, void *recording) {
 
 static route_state_t *cuda_routes(backend_t *backend) { return state_of(backend)->routes; }
 
+static status_t cuda_gather(backend_t *backend, const void *data, size_t bytes, void *room, void *gathered) {
+    bool takes_device =
+        comm_tp_size(backend->comm) > 1 && all_reduce_takes_device(backend->comm, &state_of(backend)->queue);
+    if (takes_device)
+        TRY(cuda_synchronize(backend));
+    else
+        TRY(cuda_download(backend, room, data, bytes));
+    comm_gather(backend->comm, takes_device ? data : room, bytes, gathered);
+    return STATUS_OK;
+}
+
 static status_t cuda_all_reduce(backend_t *backend, activation_t *data, size_t n) {
     cuda_state_t *state = state_of(backend);
     if (comm_tp_size(backend->comm) == 1) return STATUS_OK;
@@ -424,6 +466,7 @@ static void cuda_destroy(backend_t *backend) {
         while (state->blocks)
             cuda_free(backend, state->blocks->pointer);
         memory_free(state->devices);
+        free_stages(state);
         if (state->slots) cudaFreeHost(state->slots);
         if (state->queue.stream) cudaStreamDestroy(state->queue.stream);
         memory_free(state);
@@ -448,6 +491,8 @@ static const backend_ops_t cuda_ops = {
     .upload = cuda_upload,
     .download = cuda_download,
     .synchronize = cuda_synchronize,
+    .stage = cuda_stage,
+    .stage_upload = cuda_stage_upload,
     .copy = cuda_copy,
     .adopt_matrix = cuda_adopt_matrix,
     .loaded = cuda_loaded,
@@ -464,6 +509,7 @@ static const backend_ops_t cuda_ops = {
     .read_marks = cuda_read_marks,
     .await = cuda_await,
     .routes = cuda_routes,
+    .gather = cuda_gather,
     .all_reduce = cuda_all_reduce,
     .gr_mix_workspace_bytes = gr_mix_cuda_workspace_bytes,
     .gdn_core_workspace_bytes = gdn_core_cuda_workspace_bytes,

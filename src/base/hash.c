@@ -3,6 +3,9 @@
 #include <inttypes.h>
 #include <openssl/evp.h>
 #include <stdio.h>
+/* Compiled in, for this machine's vectors: a distribution's library is built for those of all machines, and hashing
+ * would be slower than reading. */
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "base/memory.h"

@@ -61,7 +61,8 @@ status_t load_engine(const load_args_t *args, backend_t **backend, engine_t **en
                                        .max_context = args->max_context,
                                        .prefill_chunk = options->prefill_chunk,
                                        .n_valid_tokens = args->n_valid_tokens,
-                                       .cuda_graph = true};
+                                       .cuda_graph = true,
+                                       .show_progress = !options->quiet};
     TRY(engine_create(&engine_args, engine));
     if (!options->quiet)
         log_info("loaded   %s in %.2f s, %.1f MiB a rank", options->model, (double)(clock_now_ns() - begin_ns) / 1e9,

@@ -184,6 +184,7 @@ static status_t run_stages(run_t *run, int argc, char **argv) {
         if (is_rank0(run)) print_help();
         return STATUS_OK;
     }
+    if (!options->model) options->model = TENSOR_SOURCE_SYNTHETIC "full";
     log_level_t level = LOG_INFO;
     log_level_from_name(options->log_level, &level);
     log_set_level(level);

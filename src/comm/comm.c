@@ -3,6 +3,9 @@
 #include <limits.h>
 #include <math.h>
 #include <mpi.h>
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h> /* Open MPI's extensions; mpi.h must stand before */
+#endif
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +31,7 @@ enum {
 
 struct comm {
     int tp_rank, tp_size, local_rank, local_size, local_cores;
+    bool takes_device;
     char library[MPI_MAX_LIBRARY_VERSION_STRING];
     float *gathered; /* [tp_size, REDUCE_CHUNK] */
     char *hosts;
@@ -69,6 +73,18 @@ static void on_mpi_error(MPI_Comm *communicator, int *code, ...) {
     clock_sleep_ns(patience_ns);
     log_error("MPI failed: %s", text);
     MPI_Abort(MPI_COMM_WORLD, STATUS_DEVICE);
+}
+
+/* The header tells that the library can be asked, not what it answers: it may be another build of it. Collective. */
+static bool ask_for_device_support(void) {
+#ifdef MPIX_CUDA_AWARE_SUPPORT
+    int own = MPIX_Query_cuda_support();
+#else
+    int own = 0;
+#endif
+    int all;
+    MPI_Allreduce(&own, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    return all == 1;
 }
 
 /* Collective. */
@@ -122,6 +138,7 @@ status_t comm_init(comm_t **comm) {
     MPI_Get_library_version(created->library, &length);
     created->library[strcspn(created->library, ",\n")] = '\0';
 
+    created->takes_device = ask_for_device_support();
     status_t status = name_hosts(created->tp_size, &created->hosts);
     if (status == STATUS_OK && created->tp_size > 1)
         status = memory_alloc(MEMORY_COMM, (size_t)created->tp_size * REDUCE_CHUNK, sizeof(float), &memory);
@@ -155,6 +172,8 @@ int comm_local_size(const comm_t *comm) { return comm->local_size; }
 int comm_local_cores(const comm_t *comm) { return comm->local_cores; }
 
 const char *comm_library(const comm_t *comm) { return comm->library; }
+
+bool comm_takes_device(const comm_t *comm) { return comm->takes_device; }
 
 const char *comm_hosts(const comm_t *comm) { return comm->hosts; }
 

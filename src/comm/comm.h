@@ -4,6 +4,7 @@
 /* The tensor-parallel group: one MPI process per rank. Every function but the accessors is collective: all ranks call
  * it in the same order. An MPI failure ends the job with STATUS_DEVICE, so there is nothing to return for it. */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -37,6 +38,10 @@ int comm_local_cores(const comm_t *comm);
 
 /* Name and version of the MPI library, one line; owned by the comm. */
 const char *comm_library(const comm_t *comm);
+
+/* Whether the functions below that move plain bytes (gather, all_gather, broadcast) take a CUDA device's memory: the MPI
+ * library of every rank says so at run time. It knows nothing of streams, so work on the memory must be done. */
+bool comm_takes_device(const comm_t *comm);
 
 /* The host of every rank, "a,a,b,b" in rank order; owned by the comm. */
 const char *comm_hosts(const comm_t *comm);

@@ -223,7 +223,7 @@ static status_t load(engine_t *engine, const engine_args_t *args, tensor_source_
     TRY(comm_agree(engine->comm, op_trace_create(engine->backend, &engine->trace)));
     TRY(plan_memory(engine, source, local));
     TRY(comm_agree(engine->comm, alloc_state(engine, info->config_json, local)));
-    TRY(weights_load(source, engine->backend, &args->dense, &engine->weights));
+    TRY(weights_load(source, engine->backend, &args->dense, args->show_progress, &engine->weights));
     describe_dense(engine);
     const runner_args_t of_runner = {.backend = engine->backend,
                                      .trace = engine->trace,
@@ -420,9 +420,7 @@ static status_t gather_pairs(engine_t *engine) {
 static status_t gather_logits(engine_t *engine) {
     backend_t *backend = engine->backend;
     size_t bytes = (size_t)engine->weights->local.vocab * sizeof(float);
-    TRY(backend->ops->download(backend, engine->local_logits, step_logits(engine->step), bytes));
-    comm_gather(engine->comm, engine->local_logits, bytes, engine->logits);
-    return STATUS_OK;
+    return backend->ops->gather(backend, step_logits(engine->step), bytes, engine->local_logits, engine->logits);
 }
 
 /* Rank 0's choice; -1 if a logit is NaN or Inf. */

@@ -30,6 +30,7 @@ typedef struct engine_args {
     dense_form_t dense;     /* of the dense projections; 8 bits need a backend that takes them */
     int32_t n_valid_tokens; /* ids from here on are padding and never chosen; 0: none */
     bool cuda_graph;        /* record the decode step once and replay it, where the backend can */
+    bool show_progress;     /* of loading; the same on all ranks */
 } engine_args_t;
 
 /* Loads the rank's shard; all ranks must hold one model. STATUS_INPUT, STATUS_MEMORY ... agreed on by all ranks. */

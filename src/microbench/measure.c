@@ -23,6 +23,16 @@ void microbench_compare(double result, double reference, microbench_error_t *err
     error->reference_squares += reference * reference;
 }
 
+double microbench_relative(const microbench_error_t *error) {
+    return sqrt(error->squares / (error->reference_squares > 0 ? error->reference_squares : 1.0));
+}
+
+void microbench_take_worst(const microbench_error_t *output, microbench_error_t *error) {
+    bool is_wrong = error->is_wrong || output->is_wrong;
+    if (microbench_relative(output) > microbench_relative(error)) *error = *output;
+    error->is_wrong = is_wrong;
+}
+
 static int compare_ns(const void *left, const void *right) {
     int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
     return (a > b) - (a < b);
@@ -148,7 +158,7 @@ static status_t measure_row(microbench_t *bench, const batch_t *batch, int n_pas
     if (status == STATUS_OK) status = batch->op->reference(bench, batch->args, &error);
     TRY(comm_agree(backend->comm, status));
     row->is_wrong = error.is_wrong;
-    row->relative_error = sqrt(error.squares / (error.reference_squares > 0 ? error.reference_squares : 1.0));
+    row->relative_error = microbench_relative(&error);
 
     double us;
     TRY(time_batch(backend, batch, n_passes, &us));

@@ -23,12 +23,18 @@ typedef struct microbench {
     operands_t operands; /* of the op that is measured */
 } microbench_t;
 
-/* How results lie beside the reference. */
+/* How one output of an op lies beside the reference. */
 typedef struct microbench_error {
     double squares, reference_squares; /* sums of (result - reference)^2 and of reference^2 */
     bool is_wrong;                     /* a result that rounding cannot explain: another id, a NaN */
 } microbench_error_t;
 void microbench_compare(double result, double reference, microbench_error_t *error);
+
+/* sqrt(squares / reference_squares) */
+double microbench_relative(const microbench_error_t *error);
+
+/* Of an op with several outputs the worst one stands for all. */
+void microbench_take_worst(const microbench_error_t *output, microbench_error_t *error);
 
 /* One benchmark. Functions return what went wrong on this rank. */
 typedef struct microbench_op {

@@ -13,6 +13,7 @@ struct operand {
     void *host; /* what was uploaded; NULL: made by the rule */
     operand_life_t life;
     bool is_output, is_adopted;
+    matrix_t matrix; /* that it was adopted as */
 };
 
 void operands_free(operands_t *operands) {
@@ -65,6 +66,13 @@ static operand_t *next_shared(operands_t *operands, operand_life_t life) {
     while (operands->list[operands->next_warm].life != OPERAND_WARM)
         operands->next_warm++;
     return &operands->list[operands->next_warm++];
+}
+
+static operand_t *find(const operands_t *operands, const void *data) {
+    size_t i = 0;
+    while (operands->list[i].data != data)
+        i++;
+    return &operands->list[i];
 }
 
 static status_t grow(operands_t *operands) {
@@ -137,18 +145,21 @@ status_t operands_activations(operands_t *operands, operand_life_t life, int64_t
     return STATUS_OK;
 }
 
-status_t operands_matrix(operands_t *operands, int64_t rows, int64_t columns, matrix_t *matrix) {
+status_t operands_matrix(operands_t *operands, operand_life_t life, int64_t rows, int64_t columns, matrix_t *matrix) {
     backend_t *backend = operands->backend;
     /* An even spread over +-r has standard deviation r / sqrt(3). */
     const operand_values_t values = {
-        .dtype = DTYPE_BF16, .n = rows * columns, .reach = sqrt(3.0 / (double)columns), .life = OPERAND_COLD};
+        .dtype = DTYPE_BF16, .n = rows * columns, .reach = sqrt(3.0 / (double)columns), .life = life};
     void *data;
     TRY(operands_values(operands, &values, &data));
-    *matrix = (matrix_t){.data = data, .dtype = DTYPE_BF16, .rows = rows, .columns = columns};
-    operand_t *operand = &operands->list[operands->n - 1];
-    operand->is_adopted = true;
-    TRY(backend->ops->adopt_matrix(backend, matrix));
-    operand->data = (void *)(uintptr_t)matrix->data;
+    operand_t *operand = find(operands, data);
+    if (!operand->is_adopted) {
+        operand->matrix = (matrix_t){.data = data, .dtype = DTYPE_BF16, .rows = rows, .columns = columns};
+        operand->is_adopted = true;
+        TRY(backend->ops->adopt_matrix(backend, &operand->matrix));
+        operand->data = (void *)(uintptr_t)operand->matrix.data;
+    }
+    *matrix = operand->matrix;
     return STATUS_OK;
 }
 
@@ -194,12 +205,7 @@ status_t operands_output(operands_t *operands, size_t bytes, void **data) {
     return add(operands, operand, data);
 }
 
-const operand_t *operands_find(const operands_t *operands, const void *data) {
-    size_t i = 0;
-    while (operands->list[i].data != data)
-        i++;
-    return &operands->list[i];
-}
+const operand_t *operands_find(const operands_t *operands, const void *data) { return find(operands, data); }
 
 static double widened(dtype_t dtype, const void *items, int64_t index) {
     switch (dtype) {

@@ -52,9 +52,9 @@ status_t operands_values(operands_t *operands, const operand_values_t *values, v
 status_t operands_floats(operands_t *operands, operand_life_t life, int64_t n, double reach, float **data);
 status_t operands_activations(operands_t *operands, operand_life_t life, int64_t n, double reach, activation_t **data);
 
-/* Cold weights such that y = W x is about as large as x, in the form that the backend's ops take. The reference knows
+/* Weights such that y = W x is about as large as x, in the form that the backend's ops take. The reference knows
  * them as they were stored, in BF16. */
-status_t operands_matrix(operands_t *operands, int64_t rows, int64_t columns, matrix_t *matrix);
+status_t operands_matrix(operands_t *operands, operand_life_t life, int64_t rows, int64_t columns, matrix_t *matrix);
 
 /* Bytes (random & mask) + offset. */
 status_t operands_bytes(operands_t *operands, operand_life_t life, dtype_t dtype, int64_t n, uint32_t mask,

@@ -10,7 +10,7 @@ static status_t prepare(microbench_t *bench, int64_t rows, int64_t columns, bool
     linear_args_t made = {.n_tokens = bench->n_tokens};
     activation_t *x;
     void *y;
-    TRY(operands_matrix(operands, rows, columns, &made.weight));
+    TRY(operands_matrix(operands, OPERAND_COLD, rows, columns, &made.weight));
     TRY(operands_activations(operands, OPERAND_WARM, bench->n_tokens * columns, 1.0, &x));
     size_t item_bytes = is_f32 ? sizeof(float) : bench->backend->ops->activation_bytes;
     TRY(operands_output(operands, (size_t)(bench->n_tokens * rows) * item_bytes, &y));

@@ -204,8 +204,8 @@ static status_t prepare_shared(microbench_t *bench, void *args) {
     shared_expert_args_t made = {.n_tokens = N};
     activation_t *u;
     float *shared_gate;
-    TRY(operands_matrix(operands, 2 * M, H, &made.gate_up));
-    TRY(operands_matrix(operands, H, M, &made.down));
+    TRY(operands_matrix(operands, OPERAND_COLD, 2 * M, H, &made.gate_up));
+    TRY(operands_matrix(operands, OPERAND_COLD, H, M, &made.down));
     TRY(operands_activations(operands, OPERAND_WARM, N * H, 1.0, &u));
     TRY(operands_floats(operands, OPERAND_WARM, N, 1.0, &shared_gate));
     TRY(operands_activations(operands, OPERAND_WARM, N * H, 1.0, &made.o));

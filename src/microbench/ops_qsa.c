@@ -106,9 +106,9 @@ static void compare_vector(const qsa_prepare_args_t *args, const double *in, con
         microbench_compare(got[i], room[i], error);
 }
 
-static void compare_exact(const double *got, const double *in, int64_t n, microbench_error_t *error) {
+static void compare_copy(const double *got, const double *in, int64_t n, microbench_error_t *error) {
     for (int64_t i = 0; i < n; i++)
-        microbench_compare(got[i], in[i], error);
+        error->is_wrong = error->is_wrong || got[i] != in[i];
 }
 
 static status_t reference_prepare(const microbench_t *bench, const void *args, microbench_error_t *error) {
@@ -130,21 +130,22 @@ static status_t reference_prepare(const microbench_t *bench, const void *args, m
     const double *k = ops_download_activations(&arrays, qsa->cache.k, kv);
     const double *v = ops_download_activations(&arrays, qsa->cache.v, kv);
     const double *index_keys = ops_download_activations(&arrays, qsa->cache.index_keys, n_index);
+    microbench_error_t of_q = {0}, of_kv = {0}, of_index = {0};
     double *room = ops_zeros(&arrays, dim + index_dim), *mean = ops_zeros(&arrays, index_dim);
     for (int64_t t = 0; arrays.status == STATUS_OK && t < N; t++) {
         int64_t position = bench->pos + t, slot = position % shape->ratio, block = position / shape->ratio;
         const double *in = projected + t * qsa->projected_stride;
         for (int64_t head = t * heads; head < (t + 1) * heads; head++, in += 2 * dim) {
-            compare_vector(qsa, in, q_norm, dim, position, q + head * dim, room, error);
-            compare_exact(gate + head * dim, in + dim, dim, error);
+            compare_vector(qsa, in, q_norm, dim, position, q + head * dim, room, &of_q);
+            compare_copy(gate + head * dim, in + dim, dim, error);
         }
         for (int64_t head = 0; head < shape->n_kv_heads; head++, in += dim)
-            compare_vector(qsa, in, k_norm, dim, position, k + (head * capacity + position) * dim, room, error);
+            compare_vector(qsa, in, k_norm, dim, position, k + (head * capacity + position) * dim, room, &of_kv);
         for (int64_t head = 0; head < shape->n_kv_heads; head++, in += dim)
-            compare_exact(v + (head * capacity + position) * dim, in, dim, error);
+            compare_copy(v + (head * capacity + position) * dim, in, dim, error);
         for (int64_t head = 0; head < shape->index_n_heads; head++, in += index_dim)
             compare_vector(qsa, in, index_q_norm, index_dim, position,
-                           index_q + (t * shape->index_n_heads + head) * index_dim, room, error);
+                           index_q + (t * shape->index_n_heads + head) * index_dim, room, &of_index);
         for (int64_t i = 0; i < index_dim; i++)
             raw[slot * index_dim + i] =
                 projected[t * qsa->projected_stride + width + shape->index_n_heads * index_dim + i];
@@ -155,8 +156,11 @@ static status_t reference_prepare(const microbench_t *bench, const void *args, m
                 mean[i] += raw[j * index_dim + i] / (double)shape->ratio;
         }
         compare_vector(qsa, mean, index_k_norm, index_dim, block * shape->ratio, index_keys + block * index_dim, room,
-                       error);
+                       &of_index);
     }
+    microbench_take_worst(&of_q, error);
+    microbench_take_worst(&of_kv, error);
+    microbench_take_worst(&of_index, error);
     return ops_free(&arrays);
 }
 

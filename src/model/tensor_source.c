@@ -85,10 +85,44 @@ status_t tensor_source_read(tensor_source_t *source, size_t index, void *host) {
     return fill_cpu(&fill);
 }
 
-bool tensor_source_is_synthetic(const tensor_source_t *source) { return source->reader == NULL; }
+static status_t fill(tensor_source_t *source, size_t index, backend_t *backend, void *destination) {
+    fill_args_t args;
+    TRY(fill_args(source, index, destination, &args));
+    return backend->ops->fill(backend, &args);
+}
 
-status_t tensor_source_fill(tensor_source_t *source, size_t index, backend_t *backend, void *destination) {
-    fill_args_t fill;
-    TRY(fill_args(source, index, destination, &fill));
-    return backend->ops->fill(backend, &fill);
+/* Where pieces go: to their places where the host can write there, else through the backend's stages. */
+typedef struct upload {
+    backend_t *backend;
+    unsigned char *destination;
+    bool is_host;
+} upload_t;
+
+static int stage_of(size_t offset) { return (int)(offset / BACKEND_STAGE_BYTES % BACKEND_N_STAGES); }
+
+static status_t place_piece(void *context, size_t offset, void **memory) {
+    const upload_t *upload = context;
+    if (!upload->is_host) return upload->backend->ops->stage(upload->backend, stage_of(offset), memory);
+    *memory = upload->destination + offset;
+    return STATUS_OK;
+}
+
+static status_t upload_piece(void *context, size_t offset, size_t bytes, void *memory) {
+    const upload_t *upload = context;
+    (void)memory;
+    if (upload->is_host) return STATUS_OK;
+    return upload->backend->ops->stage_upload(upload->backend, stage_of(offset), upload->destination + offset, bytes);
+}
+
+status_t tensor_source_load(tensor_source_t *source, size_t index, backend_t *backend, void *destination) {
+    if (!source->reader) return fill(source, index, backend, destination);
+    void *host = backend->ops->host_address(backend, destination);
+    upload_t upload = {.backend = backend, .destination = host ? host : destination, .is_host = host != NULL};
+    /* One stage less than there are: the piece taken last is still being copied. */
+    const shard_sink_t sink = {.context = &upload,
+                               .piece_bytes = BACKEND_STAGE_BYTES,
+                               .n_pieces = BACKEND_N_STAGES - 1,
+                               .place = place_piece,
+                               .take = upload_piece};
+    return shard_reader_stream(source->reader, index, &sink);
 }

@@ -38,10 +38,9 @@ const schema_tensor_t *tensor_source_tensors(const tensor_source_t *source, size
 /* Puts the whole of tensor `index` into host memory. */
 status_t tensor_source_read(tensor_source_t *source, size_t index, void *host);
 
-bool tensor_source_is_synthetic(const tensor_source_t *source);
-
-/* Makes the whole of tensor `index` of a synthetic model in backend memory. */
-status_t tensor_source_fill(tensor_source_t *source, size_t index, backend_t *backend, void *destination);
+/* Brings the whole of tensor `index` into backend memory, read by several threads or made there. The copy may be
+ * pending when this returns; ops that follow see it. */
+status_t tensor_source_load(tensor_source_t *source, size_t index, backend_t *backend, void *destination);
 
 #ifdef __cplusplus
 }

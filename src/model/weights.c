@@ -5,7 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/interrupt.h"
+#include "base/log.h"
+#include "shard/progress.h"
 
 /* Multipliers, sizes and offsets of a PLE layer's n-gram hash. */
 enum { N_NGRAM_ARRAYS = 3 };
@@ -16,9 +19,10 @@ typedef struct loader {
     size_t n_tensors;
     weights_t *weights;
     char group[32]; /* "/layers/07" */
-    void *staging;  /* for what cannot be read where it belongs */
+    void *staging;  /* for what is widened before it goes where it belongs */
     size_t staging_bytes;
     double *dense_errors; /* [DENSE_N_ROLES, DENSE8_ERRORS] in backend memory; NULL for FP16 */
+    progress_t progress;
 } loader_t;
 
 /* Vectors and convolution taps are few and are used in FP32 arithmetic, so they are kept as FP32. */
@@ -94,16 +98,11 @@ static status_t find(const loader_t *loader, const char *name, size_t *index) {
 }
 
 static status_t read_tensor(loader_t *loader, size_t index, void *destination) {
-    backend_t *backend = loader->weights->backend;
-    if (tensor_source_is_synthetic(loader->source))
-        return tensor_source_fill(loader->source, index, backend, destination);
-    void *host = backend->ops->host_address(backend, destination);
-    if (host) return tensor_source_read(loader->source, index, host);
     size_t bytes;
     TRY(schema_tensor_bytes(&loader->tensors[index], &bytes));
-    TRY(reserve_staging(loader, bytes));
-    TRY(tensor_source_read(loader->source, index, loader->staging));
-    return backend->ops->upload(backend, destination, loader->staging, bytes);
+    TRY(tensor_source_load(loader->source, index, loader->weights->backend, destination));
+    progress_add(&loader->progress, bytes);
+    return STATUS_OK;
 }
 
 /* One tensor as it is stored. */
@@ -183,6 +182,7 @@ static status_t load_floats(loader_t *loader, const char *name, float **data) {
     *data = destination;
     if (!is_widened(tensor)) return read_tensor(loader, index, destination);
 
+    progress_add(&loader->progress, bytes);
     TRY(reserve_staging(loader, float_bytes + bytes));
     float *widened = loader->staging;
     uint16_t *stored = (uint16_t *)(void *)((char *)loader->staging + float_bytes);
@@ -355,6 +355,38 @@ failed:
     return status;
 }
 
+static status_t begin_progress(loader_t *loader, bool is_shown) {
+    uint64_t total = 0;
+    for (size_t i = 0; i < loader->n_tensors; i++) {
+        size_t bytes;
+        TRY(schema_tensor_bytes(&loader->tensors[i], &bytes));
+        total += bytes;
+    }
+    progress_start(&loader->progress, "loading", total, is_shown);
+    return STATUS_OK;
+}
+
+/* What each rank has read, and how fast. Collective. */
+static status_t report(loader_t *loader) {
+    comm_t *comm = loader->weights->backend->comm;
+    struct {
+        double gb, gb_per_s;
+    } own, *all = NULL;
+    void *memory;
+    double seconds = (double)(clock_now_ns() - loader->progress.start_ns) / 1e9;
+    own.gb = (double)loader->progress.done_bytes / 1e9;
+    own.gb_per_s = own.gb / seconds;
+    bool is_root = comm_tp_rank(comm) == 0;
+    TRY(comm_agree(comm,
+                   is_root ? memory_alloc(MEMORY_OTHER, (size_t)comm_tp_size(comm), sizeof own, &memory) : STATUS_OK));
+    if (is_root) all = memory;
+    comm_gather(comm, &own, sizeof own, all);
+    for (int rank = 0; is_root && rank < comm_tp_size(comm); rank++)
+        log_info("weights  rank %d: %.2f GB at %.2f GB/s", rank, all[rank].gb, all[rank].gb_per_s);
+    memory_free(all);
+    return STATUS_OK;
+}
+
 static status_t prepare_dense(loader_t *loader) {
     weights_t *weights = loader->weights;
     backend_t *backend = weights->backend;
@@ -381,23 +413,28 @@ static status_t read_dense_errors(loader_t *loader) {
 }
 
 static void loader_close(loader_t *loader, backend_t *backend) {
+    progress_end(&loader->progress);
     memory_free(loader->staging);
     backend->ops->free(backend, loader->dense_errors);
 }
 
-status_t weights_load(tensor_source_t *source, backend_t *backend, const dense_form_t *dense, weights_t **weights) {
+status_t weights_load(tensor_source_t *source, backend_t *backend, const dense_form_t *dense, bool show_progress,
+                      weights_t **weights) {
+    comm_t *comm = backend->comm;
     loader_t loader = {.source = source};
     loader.tensors = tensor_source_tensors(source, &loader.n_tensors);
     weights_t *created = NULL;
-    status_t status = create_empty(source, backend, dense, loader.n_tensors, &created);
-    TRY_GOTO(comm_agree(backend->comm, status), failed);
+    status_t status = begin_progress(&loader, show_progress && comm_tp_rank(comm) == 0);
+    if (status == STATUS_OK) status = create_empty(source, backend, dense, loader.n_tensors, &created);
+    TRY_GOTO(comm_agree(comm, status), failed);
     loader.weights = created;
-    TRY_GOTO(comm_agree(backend->comm, prepare_dense(&loader)), failed);
-    TRY_GOTO(comm_agree(backend->comm, load_ends(&loader)), failed);
+    TRY_GOTO(comm_agree(comm, prepare_dense(&loader)), failed);
+    TRY_GOTO(comm_agree(comm, load_ends(&loader)), failed);
     for (int64_t layer = 0; layer < created->config.num_hidden_layers; layer++)
-        TRY_GOTO(comm_agree(backend->comm, load_layer(&loader, layer)), failed);
-    TRY_GOTO(comm_agree(backend->comm, backend->ops->loaded(backend)), failed);
-    TRY_GOTO(comm_agree(backend->comm, read_dense_errors(&loader)), failed);
+        TRY_GOTO(comm_agree(comm, load_layer(&loader, layer)), failed);
+    TRY_GOTO(comm_agree(comm, backend->ops->loaded(backend)), failed);
+    if (show_progress) TRY_GOTO(report(&loader), failed);
+    TRY_GOTO(comm_agree(comm, read_dense_errors(&loader)), failed);
     loader_close(&loader, backend);
     *weights = created;
     return STATUS_OK;

@@ -107,9 +107,11 @@ status_t weights_tensor_bytes(const weights_plan_t *plan, size_t index, memory_l
 status_t weights_count(const weights_plan_t *plan, size_t needed[MEMORY_N_LABELS]);
 
 /* Reads or makes the rank's tensors. 8-bit forms need a backend that takes them; their matrices become so one by one.
- * Collective: the ranks agree after each layer, so that one rank's fault ends all of them soon. STATUS_INPUT where a
- * digest is wrong. The caller ends it with weights_destroy. */
-status_t weights_load(tensor_source_t *source, backend_t *backend, const dense_form_t *dense, weights_t **weights);
+ * With show_progress (the same on all ranks) rank 0 shows how far it is, and then what each rank has read. Collective:
+ * the ranks agree after each layer, so that one rank's fault ends all of them soon. STATUS_INPUT where a digest is
+ * wrong. The caller ends it with weights_destroy. */
+status_t weights_load(tensor_source_t *source, backend_t *backend, const dense_form_t *dense, bool show_progress,
+                      weights_t **weights);
 void weights_destroy(weights_t *weights); /* NULL is allowed */
 
 /* Puts all dense projections into use in 8 bits or in FP16; without keep_f16 nothing changes. Recorded steps hold the

@@ -13,10 +13,11 @@
 #include "base/h5.h"
 #include "base/hash.h"
 #include "base/memory.h"
+#include "shard/piece_reader.h"
 #include "shard/seal.h"
 #include "shard/shard_file.h"
 
-enum { VERIFY_BUFFER_BYTES = 512 << 10 };
+enum { VERIFY_BUFFER_BYTES = 512 << 10, N_READ_THREADS = 4 };
 
 struct shard_reader {
     char path[SHARD_PATH_BYTES];
@@ -25,9 +26,10 @@ struct shard_reader {
     char *config_json, *source, *created_by;
     schema_tensor_t *tensors;
     size_t n_tensors;
-    uint64_t *offsets; /* [n_tensors] */
-    size_t *bytes;     /* [n_tensors] */
-    uint64_t *digests; /* [n_tensors] XXH3-64 */
+    uint64_t *offsets;      /* [n_tensors] */
+    size_t *bytes;          /* [n_tensors] */
+    uint64_t *digests;      /* [n_tensors] XXH3-64 */
+    piece_reader_t *pieces; /* NULL until a tensor is streamed */
 };
 
 /* Why the file of this rank is not there: the directory may hold shards for another number of ranks. */
@@ -211,6 +213,7 @@ status_t shard_reader_open(const char *directory, int tp_rank, int tp_size, shar
 
 void shard_reader_close(shard_reader_t *reader) {
     if (!reader) return;
+    piece_reader_destroy(reader->pieces);
     if (reader->fd >= 0) close(reader->fd);
     memory_free(reader->config_json);
     memory_free(reader->source);
@@ -229,6 +232,14 @@ const schema_tensor_t *shard_reader_tensors(const shard_reader_t *reader, size_t
     return reader->tensors;
 }
 
+static status_t check_digest(const shard_reader_t *reader, size_t index, uint64_t digest) {
+    if (digest == reader->digests[index]) return STATUS_OK;
+    return status_fail(STATUS_INPUT,
+                       "%s is damaged: dataset %s does not fit its digest. Convert the checkpoint "
+                       "again",
+                       reader->path, reader->tensors[index].path);
+}
+
 /* Reads tensor `index` in pieces of `step` bytes and checks its digest. Piece i goes to data + i * step, or each to the
  * same place if `data_stays`. */
 static status_t read_pieces(shard_reader_t *reader, size_t index, unsigned char *data, size_t step, bool data_stays) {
@@ -242,19 +253,53 @@ static status_t read_pieces(shard_reader_t *reader, size_t index, unsigned char 
         if (status == STATUS_OK) hash_xxh3_update(hash, piece, n);
         done += n;
     }
-    bool same = hash_xxh3_value(hash) == reader->digests[index];
+    if (status == STATUS_OK) status = check_digest(reader, index, hash_xxh3_value(hash));
     hash_xxh3_destroy(hash);
-    TRY(status);
-    if (!same)
-        return status_fail(STATUS_INPUT,
-                           "%s is damaged: dataset %s does not fit its digest. Convert the checkpoint "
-                           "again",
-                           reader->path, reader->tensors[index].path);
-    return STATUS_OK;
+    return status;
 }
 
 status_t shard_reader_read(shard_reader_t *reader, size_t index, void *data) {
     return read_pieces(reader, index, data, VERIFY_BUFFER_BYTES, false);
+}
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+/* Keeps n_pieces in work; the digest follows in order. After a failure nothing is submitted, but all is waited for. */
+static status_t stream_pieces(shard_reader_t *reader, size_t index, const shard_sink_t *sink, hash_xxh3_t *hash) {
+    size_t bytes = reader->bytes[index], step = sink->piece_bytes, submitted = 0, done = 0;
+    void *memory[PIECE_READER_MOST];
+    int first = 0, n = 0; /* the oldest in work, and how many */
+    status_t status = STATUS_OK;
+    while (status == STATUS_OK ? done < bytes : n > 0) {
+        while (status == STATUS_OK && n < sink->n_pieces && submitted < bytes) {
+            size_t piece = smaller(step, bytes - submitted);
+            void **place = &memory[(first + n) % PIECE_READER_MOST];
+            status = sink->place(sink->context, submitted, place);
+            if (status != STATUS_OK) break;
+            piece_reader_submit(reader->pieces, *place, piece, reader->offsets[index] + submitted);
+            submitted += piece;
+            n++;
+        }
+        if (n == 0) continue;
+        status_t read = piece_reader_wait(reader->pieces);
+        size_t piece = smaller(step, bytes - done);
+        if (status == STATUS_OK) status = read;
+        if (status == STATUS_OK) hash_xxh3_update(hash, memory[first], piece);
+        if (status == STATUS_OK && sink->take) status = sink->take(sink->context, done, piece, memory[first]);
+        done += piece;
+        first = (first + 1) % PIECE_READER_MOST;
+        n--;
+    }
+    return status == STATUS_OK ? check_digest(reader, index, hash_xxh3_value(hash)) : status;
+}
+
+status_t shard_reader_stream(shard_reader_t *reader, size_t index, const shard_sink_t *sink) {
+    hash_xxh3_t *hash;
+    if (!reader->pieces) TRY(piece_reader_create(reader->fd, reader->path, N_READ_THREADS, &reader->pieces));
+    TRY(hash_xxh3_create(&hash));
+    status_t status = stream_pieces(reader, index, sink, hash);
+    hash_xxh3_destroy(hash);
+    return status;
 }
 
 status_t shard_reader_verify(shard_reader_t *reader) {

@@ -39,6 +39,22 @@ const schema_tensor_t *shard_reader_tensors(const shard_reader_t *reader, size_t
 /* Reads the whole of tensor `index` into `data` and checks its digest while it passes. */
 status_t shard_reader_read(shard_reader_t *reader, size_t index, void *data);
 
+/* Where a tensor goes piece by piece. Functions are called by the thread that reads the tensor. */
+typedef struct shard_sink {
+    void *context;
+    size_t piece_bytes;
+    int n_pieces; /* that may be in work at once, up to PIECE_READER_MOST */
+
+    /* Memory for the piece at `offset` of the tensor, which several threads fill; they may be ahead. */
+    status_t (*place)(void *context, size_t offset, void **memory);
+
+    /* The next piece is read, in order of offsets. NULL where there is nothing to do. */
+    status_t (*take)(void *context, size_t offset, size_t bytes, void *memory);
+} shard_sink_t;
+
+/* Reads the whole of tensor `index` with several threads and checks its digest, of which the sink hears at the end. */
+status_t shard_reader_stream(shard_reader_t *reader, size_t index, const shard_sink_t *sink);
+
 /* Checks the digests of all tensors, as `inspect --verify` does. */
 status_t shard_reader_verify(shard_reader_t *reader);
 

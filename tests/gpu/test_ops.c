@@ -541,13 +541,61 @@ static void test_qsa(void **state) {
     qsa_case(real, large, sizeof large / sizeof large[0], 4096);
 }
 
+/* The device makes the same items as the CPU, to the bit: synthetic models are then one model on both. Slices: other
+ * columns of a row, runs of rows, groups. */
+static void fill_case(dtype_t dtype, fill_rule_t rule, int64_t n_groups, int64_t n_columns, int64_t first_column) {
+    fill_args_t args = {
+        .rule = rule,
+        .dtype = dtype,
+        .n_groups = n_groups,
+        .group_rows = 9,
+        .whole_group_rows = 30,
+        .n_runs = 3,
+        .runs = {{.n_rows = 2, .whole_row = 3}, {.n_rows = 1, .whole_row = 11}, {.n_rows = 6, .whole_row = 24}},
+        .n_columns = n_columns,
+        .first_column = first_column,
+        .whole_columns = first_column + n_columns + 5};
+    size_t bytes = (size_t)(n_groups * args.group_rows * n_columns) * dtype_bytes(dtype);
+    fill_args_t on = args;
+    args.data = host_bytes(bytes);
+    on.data = poisoned(&device, bytes);
+    run(CPU->fill(device.cpu, &args));
+    run(CUDA->fill(device.cuda, &on));
+    check_bytes(&device, dtype_name(dtype), on.data, args.data, bytes);
+    memory_free(args.data);
+    device_release(&device);
+}
+
+static void test_fill(void **state) {
+    (void)state;
+    static const struct {
+        dtype_t dtype;
+        fill_rule_t rule;
+    } rules[] = {
+        {DTYPE_F32, {.mask = 0xFFFF, .offset = -32768, .unit = 3.1e-5f}},
+        {DTYPE_BF16, {.mask = 0xFFFF, .offset = -32768, .unit = 1.7e-6f}},
+        {DTYPE_F16, {.mask = 0xFFFF, .offset = -30000, .unit = 2.9e-9f}}, /* subnormal ones among them */
+        {DTYPE_F8_E4M3, {.mask = 0x8F, .offset = 0x38}},
+        {DTYPE_U8, {.mask = 0xFF}},
+    };
+    static const int64_t widths[] = {1, 3, 8, 64, 257, 1030};
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+            fill_rule_t rule = rules[i].rule;
+            rule.key = random_below(UINT64_MAX >> 12);
+            fill_case(rules[i].dtype, rule, 1 + (int64_t)random_below(4), widths[w], (int64_t)random_below(19));
+        }
+    }
+    fill_case(DTYPE_F16, (fill_rule_t){.key = 5, .mask = 0xFFFF, .offset = -32768, .unit = 1e-4f}, 70, 2560, 0);
+}
+
 int main(void) {
     device_open(&device);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_linear),        cmocka_unit_test(test_embed),      cmocka_unit_test(test_gdn),
         cmocka_unit_test(test_router),        cmocka_unit_test(test_experts),    cmocka_unit_test(test_ple),
         cmocka_unit_test(test_shared_expert), cmocka_unit_test(test_ngram_rows), cmocka_unit_test(test_argmax),
-        cmocka_unit_test(test_qsa),
+        cmocka_unit_test(test_qsa),           cmocka_unit_test(test_fill),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
