@@ -253,8 +253,9 @@ static void free_stages(cuda_state_t *state) {
 }
 
 static status_t cuda_copy(backend_t *backend, void *destination, const void *source, size_t bytes) {
-    cudaStream_t stream = state_of(backend)->queue.stream;
-    return check_cuda(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, stream),
+    const device_queue_t *queue = &state_of(backend)->queue;
+    queue_stamp(queue);
+    return check_cuda(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, queue->stream),
                       "a copy on the device");
 }
 

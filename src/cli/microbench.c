@@ -144,12 +144,14 @@ static status_t write_json(const run_t *run, int tp_size) {
 static status_t measure(run_t *run, int tp_size) {
     const options_t *options = &run->options;
     int tp_rank = comm_tp_size(run->comm) > 1 ? comm_tp_rank(run->comm) : 0;
+    dense_form_t dense;
+    TRY(plan_dense_form(options, run->backend->ops, &dense));
     microbench_t bench = {.backend = run->backend,
                           .config = &run->config,
                           .local = local_shape(&run->config, tp_rank, tp_size),
                           .n_tokens = options->n_tokens,
                           .pos = options->context - options->n_tokens,
-                          .operands = {.backend = run->backend}};
+                          .operands = {.backend = run->backend, .dense = dense.is_8bit ? dense.dtype : DTYPE_F16}};
     run->bandwidth = options->bandwidth * 1e9;
     if (options->bandwidth == 0) TRY(microbench_bandwidth(run->backend, &run->bandwidth));
     if (is_rank0(run)) print_head(run, tp_size);

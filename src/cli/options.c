@@ -109,7 +109,7 @@ static const option_spec_t specs[] = {
      "auto|cpu|cuda", 0, 0, "where to compute (auto)"},
     {NULL, "comm", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH | COMMAND_MICROBENCH, false, AT(comm), "NAME",
      "auto|push|nccl|mpi", 0, 0, "what carries sums between ranks (auto)"},
-    {NULL, "dense", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH, false, AT(dense), "FORMAT", "auto|fp16|q8|qpn8", 0, 0,
+    {NULL, "dense", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH | COMMAND_MICROBENCH, false, AT(dense), "FORMAT", "auto|fp16|q8|qpn8", 0, 0,
      "form of the projections of GR, GDN and QSA on GPUs, made while loading; auto is fp16 (auto)"},
     {NULL, "route", OPTION_ROUTE, COMMAND_RUN | COMMAND_BENCH | COMMAND_MICROBENCH, false, AT(routes), "NAME=on|off",
      NULL, 0, 0, "switch a fast path; may be repeated"},

@@ -24,6 +24,8 @@ void operands_free(operands_t *operands) {
     memory_free(operands->list);
     operands->list = NULL;
     operands->n = operands->capacity = 0;
+    if (operands->dense_scratch) operands->backend->ops->set_dense8_scratch(operands->backend, NULL);
+    operands->dense_scratch = NULL;
 }
 
 void operands_begin_copy(operands_t *operands, int copy) {
@@ -160,6 +162,34 @@ status_t operands_matrix(operands_t *operands, operand_life_t life, int64_t rows
         operand->data = (void *)(uintptr_t)operand->matrix.data;
     }
     *matrix = operand->matrix;
+    return STATUS_OK;
+}
+
+/* Room for the largest of them in FP16. */
+static status_t reserve_scratch(operands_t *operands, size_t bytes) {
+    backend_t *backend = operands->backend;
+    if (operands->dense_scratch && find(operands, operands->dense_scratch)->bytes >= bytes) return STATUS_OK;
+    TRY(operands_output(operands, bytes, &operands->dense_scratch));
+    backend->ops->set_dense8_scratch(backend, operands->dense_scratch);
+    return STATUS_OK;
+}
+
+status_t operands_dense(operands_t *operands, int64_t n_tokens, int64_t rows, int64_t columns, matrix_t *matrix) {
+    backend_t *backend = operands->backend;
+    matrix_t f16;
+    TRY(operands_matrix(operands, OPERAND_COLD, rows, columns, &f16));
+    *matrix = f16;
+    if (!dense8_is_format(operands->dense)) return STATUS_OK;
+    operand_t operand = *find(operands, f16.data);
+    void *data;
+    TRY(backend->ops->alloc(backend, operands->label, dense8_bytes(operands->dense, rows, columns), &data));
+    TRY(grow(operands));
+    operand.data = data;
+    operands->list[operands->n++] = operand;
+    const dense8_args_t args = {.source = f16, .target = dense8_matrix(operands->dense, rows, columns, data)};
+    TRY(backend->ops->dense8_quantize(backend, &args));
+    if (n_tokens > LINEAR_MAX_GEMV_TOKENS) TRY(reserve_scratch(operands, operand.bytes));
+    *matrix = args.target;
     return STATUS_OK;
 }
 

@@ -26,6 +26,8 @@ typedef struct operands {
     int copy;             /* the one that is being prepared; shared operands are made for the first one */
     size_t next_warm;     /* where the search for the next of them begins */
     uint64_t n_made;      /* distinguishes their values */
+    dtype_t dense;        /* of projections that may be kept in 8 bits: DTYPE_Q8, DTYPE_QPN8, else as FP16 */
+    void *dense_scratch;  /* what the backend was given for them */
     memory_label_t label; /* of what is made next */
 } operands_t;
 
@@ -55,6 +57,10 @@ status_t operands_activations(operands_t *operands, operand_life_t life, int64_t
 /* Weights such that y = W x is about as large as x, in the form that the backend's ops take. The reference knows
  * them as they were stored, in BF16. */
 status_t operands_matrix(operands_t *operands, operand_life_t life, int64_t rows, int64_t columns, matrix_t *matrix);
+
+/* A cold one in the form `dense`, for calls of n_tokens. The reference still knows BF16, so what the form costs shows.
+ */
+status_t operands_dense(operands_t *operands, int64_t n_tokens, int64_t rows, int64_t columns, matrix_t *matrix);
 
 /* Bytes (random & mask) + offset. */
 status_t operands_bytes(operands_t *operands, operand_life_t life, dtype_t dtype, int64_t n, uint32_t mask,

@@ -5,12 +5,15 @@
 /* Multiply-adds of a reference at most; of more outputs, every how many-th stands for all. */
 static const double most_work = 3e8;
 
-static status_t prepare(microbench_t *bench, int64_t rows, int64_t columns, bool is_f32, void *args) {
+static status_t prepare(microbench_t *bench, bool is_dense, int64_t rows, int64_t columns, bool is_f32, void *args) {
     operands_t *operands = &bench->operands;
     linear_args_t made = {.n_tokens = bench->n_tokens};
     activation_t *x;
     void *y;
-    TRY(operands_matrix(operands, OPERAND_COLD, rows, columns, &made.weight));
+    if (is_dense)
+        TRY(operands_dense(operands, bench->n_tokens, rows, columns, &made.weight));
+    else
+        TRY(operands_matrix(operands, OPERAND_COLD, rows, columns, &made.weight));
     TRY(operands_activations(operands, OPERAND_WARM, bench->n_tokens * columns, 1.0, &x));
     size_t item_bytes = is_f32 ? sizeof(float) : bench->backend->ops->activation_bytes;
     TRY(operands_output(operands, (size_t)(bench->n_tokens * rows) * item_bytes, &y));
@@ -52,9 +55,10 @@ static double bytes(const microbench_t *bench, const void *args) {
            (double)linear->n_tokens * (columns * activation_bytes + rows * (linear->y ? activation_bytes : 4.0));
 }
 
-#define LINEAR(op, what, condition, n_rows, n_columns, is_f32)                                                         \
+/* is_dense: --dense may keep it in 8 bits (model/dense.h). */
+#define LINEAR(op, what, condition, is_dense, n_rows, n_columns, is_f32)                                               \
     static status_t prepare_##op(microbench_t *bench, void *args) {                                                    \
-        return prepare(bench, n_rows, n_columns, is_f32, args);                                                        \
+        return prepare(bench, is_dense, n_rows, n_columns, is_f32, args);                                              \
     }                                                                                                                  \
     const microbench_op_t microbench_##op = {.name = #op,                                                              \
                                              .summary = what,                                                          \
@@ -64,14 +68,14 @@ static double bytes(const microbench_t *bench, const void *args) {
                                              .run = run,                                                               \
                                              .reference = reference,                                                   \
                                              .bytes = bytes}
-LINEAR(ple_kv_proj, "key and value of the n-gram block", ops_has_ple,
+LINEAR(ple_kv_proj, "key and value of the n-gram block", ops_has_ple, false,
        bench->local.stream_width + bench->config->hidden_size, bench->config->ple_embed_dim, false);
-LINEAR(gdn_in_proj, "q, k, v, z, b, a of GDN", ops_has_gdn, bench->local.gdn_projected, bench->config->hidden_size,
-       false);
-LINEAR(gdn_out_proj, "output of GDN", ops_has_gdn, bench->config->hidden_size, bench->local.value_width, false);
-LINEAR(qsa_in_proj, "q, gate, k, v and index keys of QSA", ops_has_qsa, bench->local.qsa_projected,
+LINEAR(gdn_in_proj, "q, k, v, z, b, a of GDN", ops_has_gdn, true, bench->local.gdn_projected,
        bench->config->hidden_size, false);
-LINEAR(qsa_o_proj, "output of QSA", ops_has_qsa, bench->config->hidden_size, bench->local.attention_width, false);
-LINEAR(router_proj, "router logits and the shared expert's gate", NULL, bench->config->num_experts + 1,
+LINEAR(gdn_out_proj, "output of GDN", ops_has_gdn, true, bench->config->hidden_size, bench->local.value_width, false);
+LINEAR(qsa_in_proj, "q, gate, k, v and index keys of QSA", ops_has_qsa, true, bench->local.qsa_projected,
+       bench->config->hidden_size, false);
+LINEAR(qsa_o_proj, "output of QSA", ops_has_qsa, true, bench->config->hidden_size, bench->local.attention_width, false);
+LINEAR(router_proj, "router logits and the shared expert's gate", NULL, false, bench->config->num_experts + 1,
        bench->config->hidden_size, true);
-LINEAR(lm_head, "logits", NULL, bench->local.vocab, bench->config->hidden_size, true);
+LINEAR(lm_head, "logits", NULL, false, bench->local.vocab, bench->config->hidden_size, true);
