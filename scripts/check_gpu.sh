@@ -53,6 +53,7 @@ for comm in "${comms[@]}"; do
     step "models against the goldens, $ranks rank(s), $comm" mpi "$ranks" "$tests/test_golden" "$comm"
 done
 step "decode ahead of the host, $ranks rank(s)" mpi "$ranks" "$tests/test_run_ahead"
+[ "$ranks" -eq 1 ] || step "launches of a step, $ranks ranks" mpi "$ranks" "$tests/test_launches" "${comms[0]}"
 step "models with the reference's choices, $ranks rank(s)" mpi "$ranks" "$tests/test_routing"
 
 step "the bundled model for $ranks rank(s)" build/galvani shard --quiet --checkpoint tests/models/nano --out "$work/nano" --tp "$ranks"
@@ -60,6 +61,7 @@ for comm in "${comms[@]}"; do
     step "the bundled model's quality gate, $ranks rank(s), $comm" "$python" scripts/gpu_runs.py gate "$work/nano" "$ranks" "$comm"
 done
 step "11 requests of mixed length as one by one, $ranks rank(s)" "$python" scripts/gpu_runs.py requests "$work/nano" "$ranks" "${comms[0]}"
+step "ranks that are killed, stopped or asked to end, $ranks rank(s)" "$python" tests/gpu/faults.py "$ranks"
 
 sanitizer=$(command -v compute-sanitizer || ls "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer" 2> /dev/null)
 if [ "$ranks" -gt 1 ]; then
