@@ -45,8 +45,11 @@ static void check(engine_t *engine, const char *what) {
 
 static void table_agrees_with_the_recorded_step(void **state) {
     (void)state;
-    const engine_args_t args = {
-        .model = "synthetic:nano", .comm = comm, .backend = backend, .max_context = 64, .cuda_graph = true};
+    const engine_args_t args = {.model = "synthetic:configs/nano.json",
+                                .comm = comm,
+                                .backend = backend,
+                                .max_context = 64,
+                                .cuda_graph = true};
     engine_t *engine;
     assert_all_ok(engine_create(&args, &engine));
     check(engine, "all routes");
