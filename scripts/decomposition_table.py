@@ -35,17 +35,19 @@ def main(path):
             name: part[first:n_steps].mean(axis=0, dtype=float).round(6) + 0.0
             for name, part in run["/decomposition"].items()
         }
+        # Bytes that a token must move on each rank for the group.
+        floor_mb = {name: part.attrs.get("floor_bytes", 0) / 1e6 for name, part in run["/decomposition"].items()}
         print(f"{run.attrs['tp_size']} ranks, backend {run.attrs['backend']} on {run.attrs['host']}")
 
     print(f"{1e3 / wall_ms.mean():.2f} tokens/s; p50 {np.percentile(wall_ms, 50):.3f} ms a token\n")
     n_ranks = len(parts["comm"])
-    print(f"{'ms a token':14}" + "".join(f"   rank {rank}" for rank in range(n_ranks)) + "      mean    share")
+    print(f"{'ms a token':14}" + "".join(f"   rank {rank}" for rank in range(n_ranks)) + "      mean    share        MB")
     for name, by_rank in sorted(parts.items(), key=lambda item: -item[1].mean()):
         cells = "".join(f" {ms:8.3f}" for ms in by_rank)
-        print(f"{name:14}{cells} {by_rank.mean():9.3f} {100 * by_rank.mean() / wall_ms.mean():7.1f}%")
+        print(f"{name:14}{cells} {by_rank.mean():9.3f} {100 * by_rank.mean() / wall_ms.mean():7.1f}% {floor_mb[name]:9.1f}")
     total = sum(parts.values())
     cells = "".join(f" {ms:8.3f}" for ms in total)
-    print(f"{'sum':14}{cells} {total.mean():9.3f} {100 * total.mean() / wall_ms.mean():7.1f}%")
+    print(f"{'sum':14}{cells} {total.mean():9.3f} {100 * total.mean() / wall_ms.mean():7.1f}% {sum(floor_mb.values()):9.1f}")
 
 
 if __name__ == "__main__":
