@@ -2,7 +2,7 @@
 # Speed of loading a model against a plain parallel read of the same file, in turns: with the file out of the page cache, then in it.
 # What galvani prints counts: all tensors read, digests checked, in the device's memory.
 # Environment: BENCH_DIR (build/load-bench) for some 16 GB, BENCH_SIZE (wide; see make_synthetic_checkpoint.py), BENCH_REPEATS (3),
-# GALVANI (build/galvani), BENCH_BACKEND (auto).
+# BENCH_STATES (cold cached), GALVANI (build/galvani), BENCH_BACKEND (auto).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -46,7 +46,7 @@ load() {
 forget() { "$python" -c 'import os, sys; fd = os.open(sys.argv[1], os.O_RDONLY); os.fsync(fd); os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)' "$file"; }
 
 echo "$(du -b "$file" | awk '{ printf "%.2f GB", $1 / 1e9 }'); GB/s of a plain read, of loading"
-for state in cold cached; do
+for state in ${BENCH_STATES:-cold cached}; do
     for _ in $(seq "${BENCH_REPEATS:-3}"); do
         [ "$state" = cached ] || forget
         read_speed=$(plain)

@@ -37,7 +37,7 @@ extern "C" {
 typedef struct backend backend_t;
 
 /* Time stamps at most, see mark; stages of large uploads, see stage. */
-enum { BACKEND_MAX_MARKS = 16384, BACKEND_N_STAGES = 8, BACKEND_STAGE_BYTES = 4 << 20 };
+enum { BACKEND_MAX_MARKS = 16384, BACKEND_N_STAGES = 16, BACKEND_STAGE_BYTES = 1 << 20 };
 
 typedef struct backend_ops {
     const char *name;        /* "cpu" or "cuda" */

@@ -19,7 +19,7 @@ extern const microbench_op_t microbench_ngram_rows, microbench_ple_gather, micro
 /* ops_gdn.c */
 extern const microbench_op_t microbench_gdn_core;
 /* ops_qsa.c */
-extern const microbench_op_t microbench_qsa_prepare, microbench_qsa_select, microbench_qsa_attend;
+extern const microbench_op_t microbench_qsa_prepare, microbench_qsa_select, microbench_qsa_attend, microbench_qsa_core;
 /* ops_moe.c */
 extern const microbench_op_t microbench_router, microbench_experts, microbench_shared_expert;
 /* ops_ends.c */

@@ -379,3 +379,118 @@ const microbench_op_t microbench_qsa_attend = {.name = "qsa_attend",
                                                .run = run_attend,
                                                .reference = reference_attend,
                                                .bytes = bytes_attend};
+
+/* The three in turn, which one token may have in fewer launches. */
+static status_t prepare_core(microbench_t *bench, void *args) {
+    backend_t *backend = bench->backend;
+    operands_t *operands = &bench->operands;
+    qsa_core_args_t made;
+    void *blocks, *n_blocks, *workspace;
+    TRY(prepare_prepare(bench, &made.prepare));
+    const qsa_prepare_args_t *prepare = &made.prepare;
+    const qsa_shape_t *shape = &prepare->shape;
+    int64_t N = bench->n_tokens;
+    TRY(operands_output(operands, (size_t)(N * shape->n_select) * sizeof(int32_t), &blocks));
+    TRY(operands_output(operands, (size_t)N * sizeof(int32_t), &n_blocks));
+    made.select = (qsa_select_args_t){.shape = *shape,
+                                      .n_tokens = N,
+                                      .start_pos = prepare->start_pos,
+                                      .index_q = prepare->index_q,
+                                      .cache = prepare->cache,
+                                      .blocks = blocks,
+                                      .n_blocks = n_blocks};
+    made.attend = (qsa_attend_args_t){.shape = *shape,
+                                      .n_tokens = N,
+                                      .start_pos = prepare->start_pos,
+                                      .q = prepare->q,
+                                      .gate = prepare->gate,
+                                      .cache = prepare->cache,
+                                      .blocks = blocks,
+                                      .n_blocks = n_blocks};
+    TRY(output_activations(bench, N * shape->n_heads * shape->head_dim, &made.attend.y));
+    size_t select_bytes = backend->ops->qsa_select_workspace_bytes(&made.select);
+    size_t attend_bytes = backend->ops->qsa_attend_workspace_bytes(&made.attend);
+    TRY(operands_output(operands, select_bytes > attend_bytes ? select_bytes : attend_bytes, &workspace));
+    made.select.workspace = made.attend.workspace = workspace;
+    *(qsa_core_args_t *)args = made;
+    return STATUS_OK;
+}
+
+static status_t run_core(backend_t *backend, const void *args) { return backend->ops->qsa_core(backend, args); }
+
+/* The highest `n_wanted` scores, in rising order of blocks; the lower block first among equals. */
+static void choose_blocks(const double *scores, int64_t n, int64_t n_wanted, double *sorted, double *blocks) {
+    for (int64_t i = 0; i < n; i++)
+        sorted[i] = scores[i];
+    qsort(sorted, (size_t)n, sizeof *sorted, falling);
+    double cut = n_wanted > 0 ? sorted[n_wanted - 1] : INFINITY;
+    int64_t n_above = 0, n_chosen = 0;
+    while (n_above < n_wanted && sorted[n_above] > cut)
+        n_above++;
+    for (int64_t b = 0, n_equal = n_wanted - n_above; b < n; b++) {
+        if (scores[b] > cut || (scores[b] == cut && n_equal-- > 0)) blocks[n_chosen++] = (double)b;
+    }
+}
+
+/* What the op appended to the caches is taken from there: qsa_prepare's own row tells how far off that is. */
+static status_t reference_core(const microbench_t *bench, const void *args, microbench_error_t *error) {
+    const qsa_core_args_t *core = args;
+    const qsa_prepare_args_t *qsa = &core->prepare;
+    const qsa_shape_t *shape = &qsa->shape;
+    ops_arrays_t arrays = {.operands = &bench->operands};
+    int64_t N = qsa->n_tokens, dim = shape->head_dim, index_dim = shape->index_dim, heads = shape->n_heads;
+    int64_t capacity = qsa->cache.capacity, kv = shape->n_kv_heads * capacity * dim, most = capacity / shape->ratio;
+    int64_t index_at = (2 * heads + 2 * shape->n_kv_heads) * dim, most_seen = (shape->n_select + 1) * shape->ratio;
+    const double *projected = ops_read(&arrays, qsa->projected, N * qsa->projected_stride);
+    const double *q_norm = ops_read(&arrays, qsa->q_norm, dim);
+    const double *index_q_norm = ops_read(&arrays, qsa->index_q_norm, index_dim);
+    const double *k = ops_download_activations(&arrays, qsa->cache.k, kv);
+    const double *v = ops_download_activations(&arrays, qsa->cache.v, kv);
+    const double *keys = ops_download_activations(&arrays, qsa->cache.index_keys, most * index_dim);
+    const double *y = ops_download_activations(&arrays, core->attend.y, N * heads * dim);
+    double *scores = ops_zeros(&arrays, most), *sorted = ops_zeros(&arrays, most), *blocks = ops_zeros(&arrays, most);
+    double *seen = ops_zeros(&arrays, most_seen), *weights = ops_zeros(&arrays, most_seen);
+    double *q = ops_zeros(&arrays, dim + index_dim), *out = ops_zeros(&arrays, dim);
+    for (int64_t t = 0; arrays.status == STATUS_OK && t >= 0; t = ops_next_token(t, N, REFERENCE_TOKENS)) {
+        int64_t position = bench->pos + t, n = (position + 1) / shape->ratio;
+        int64_t n_wanted = n < shape->n_select ? n : shape->n_select;
+        const double *in = projected + t * qsa->projected_stride;
+        for (int64_t b = 0; b < n; b++)
+            scores[b] = 0;
+        for (int64_t head = 0; head < shape->index_n_heads; head++) {
+            ops_norm(in + index_at + head * index_dim, index_q_norm, index_dim, qsa->rms_norm_eps, q);
+            rotate(q, shape->rotary_dim, qsa->rope_theta, position);
+            for (int64_t b = 0; b < n; b++)
+                scores[b] += fmax(ops_dot(q, keys + b * index_dim, index_dim), 0.0);
+        }
+        choose_blocks(scores, n, n_wanted, sorted, blocks);
+        int64_t n_seen = list_seen(shape, blocks, n_wanted, position, seen);
+        for (int64_t head = 0; head < heads; head++) {
+            const double *query = in + 2 * head * dim, *got = y + (t * heads + head) * dim;
+            int64_t kv_at = head / (heads / shape->n_kv_heads) * capacity * dim;
+            ops_norm(query, q_norm, dim, qsa->rms_norm_eps, q);
+            rotate(q, shape->rotary_dim, qsa->rope_theta, position);
+            attend_head(q, k + kv_at, v + kv_at, seen, n_seen, dim, weights, out);
+            for (int64_t d = 0; d < dim; d++)
+                microbench_compare(got[d], out[d] * ops_sigmoid(query[dim + d]), error);
+        }
+    }
+    return ops_free(&arrays);
+}
+
+static double bytes_core(const microbench_t *bench, const void *args) {
+    const qsa_core_args_t *core = args;
+    const qsa_shape_t *shape = &core->prepare.shape;
+    double keys = (double)(core->prepare.cache.capacity / shape->ratio * shape->index_dim);
+    return bytes_prepare(bench, &core->prepare) + keys * (double)bench->backend->ops->activation_bytes +
+           bytes_attend(bench, &core->attend);
+}
+
+const microbench_op_t microbench_qsa_core = {.name = "qsa_core",
+                                             .summary = "the three in turn, as decode has them",
+                                             .args_bytes = sizeof(qsa_core_args_t),
+                                             .exists = ops_has_qsa,
+                                             .prepare = prepare_core,
+                                             .run = run_core,
+                                             .reference = reference_core,
+                                             .bytes = bytes_core};

@@ -65,7 +65,7 @@ static void sum_case(size_t n) {
         own[i] = f16_from_float(value_of(comm_tp_rank(comm), i));
     set_route(true);
     double routed_us = sum_once(n, own, device, routed);
-    assert_route_taken();
+    if (n > 1) assert_route_taken(); /* one value is not worth it */
     set_route(false);
     double general_us = sum_once(n, own, device, general);
     for (size_t i = 0; i < n; i++) {

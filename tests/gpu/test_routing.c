@@ -194,6 +194,19 @@ static status_t gpu_select_forced(backend_t *backend, const qsa_select_args_t *a
     return STATUS_OK;
 }
 
+/* One token's three ops in turn: the choice stands between them. */
+static status_t cpu_core_kept(backend_t *backend, const qsa_core_args_t *args) {
+    TRY(shared.cpu->qsa_prepare(backend, &args->prepare));
+    TRY(cpu_select_kept(backend, &args->select));
+    return shared.cpu->qsa_attend(backend, &args->attend);
+}
+
+static status_t gpu_core_forced(backend_t *backend, const qsa_core_args_t *args) {
+    TRY(shared.gpu->qsa_prepare(backend, &args->prepare));
+    TRY(gpu_select_forced(backend, &args->select));
+    return shared.gpu->qsa_attend(backend, &args->attend);
+}
+
 /* Runs the prompt in pieces, then the golden's greedy tokens one by one. Without a golden nothing is compared. */
 static double run(engine_t *engine, const golden_t *golden, size_t piece, bool compares) {
     static const sampling_t greedy = {.top_p = 1.0, .keep_logits = true};
@@ -320,9 +333,11 @@ int main(int argc, char **argv) {
     cpu_ops.embed = cpu_embed_noted;
     cpu_ops.router = cpu_router_kept;
     cpu_ops.qsa_select = cpu_select_kept;
+    cpu_ops.qsa_core = cpu_core_kept;
     gpu_ops.embed = gpu_embed_noted;
     gpu_ops.router = gpu_router_forced;
     gpu_ops.qsa_select = gpu_select_forced;
+    gpu_ops.qsa_core = gpu_core_forced;
     cpu->ops = &cpu_ops;
     gpu->ops = &gpu_ops;
 

@@ -8,7 +8,7 @@ from conftest import galvani
 
 USAGE = 2
 OPS = """embed ngram_rows ple_gather ple_kv_proj ple_mix gr_mix gr_inject gdn_in_proj gdn_core gdn_out_proj qsa_in_proj qsa_prepare
-qsa_select qsa_attend qsa_o_proj router_proj router experts shared_expert lm_head argmax""".split()
+qsa_select qsa_attend qsa_core qsa_o_proj router_proj router experts shared_expert lm_head argmax""".split()
 NANO = ("--model", "synthetic:nano", "--context", 300, "--backend", "cpu", "--repeats", 1)
 
 
