@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "comm/comm.h"
+#include "comm/clocks.h"
 
 static comm_t *comm;
 
@@ -56,6 +56,19 @@ static void gathers_stand_in_rank_order(void **state) {
     assert_int_equal(told, 7);
 }
 
+/* Ranks of one host have one clock: whatever the messages took, no offset is left. */
+static void clocks_of_one_host_agree(void **state) {
+    (void)state;
+    clock_offset_t clocks[64];
+    memset(clocks, 0xff, sizeof clocks);
+    clocks_measure(comm, comm_tp_rank(comm) == 0 ? clocks : NULL);
+    if (comm_tp_rank(comm) != 0) return;
+    for (int rank = 0; rank < comm_tp_size(comm); rank++) {
+        assert_int_equal(clocks[rank].offset_ns, 0);
+        assert_in_range(clocks[rank].round_trip_ns, rank > 0, 1000000000);
+    }
+}
+
 static void agreement_is_the_lowest_failing_ranks(void **state) {
     (void)state;
     status_clear();
@@ -83,6 +96,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_are_added_in_rank_order),
         cmocka_unit_test(gathers_stand_in_rank_order),
+        cmocka_unit_test(clocks_of_one_host_agree),
         cmocka_unit_test(agreement_is_the_lowest_failing_ranks),
     };
     int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
