@@ -48,6 +48,7 @@ typedef struct backend_ops {
     bool is_device;              /* its memory is a device's; the PLE table lies in pinned host memory */
     size_t runtime_bytes;        /* an estimate of what the device's libraries take: context, code, cuBLAS, NCCL */
     size_t recorded_layer_bytes; /* an estimate of a recorded step, for each layer */
+    size_t alloc_granule;        /* what allocations of more than half of it are rounded up to; 0: they are not */
     size_t comm_peer_bytes;      /* communication buffers, for each rank of the job where there are several */
 
     /* Backend memory that each of n_ranks ranks of this host can have. */

@@ -70,6 +70,7 @@ const backend_ops_t cuda_sizes = {
     .is_device = true,
     .runtime_bytes = (size_t)CUDA_RUNTIME_MIB << 20,
     .recorded_layer_bytes = (size_t)CUDA_RECORDED_LAYER_KIB << 10,
+    .alloc_granule = (size_t)CUDA_ALLOC_GRANULE_MIB << 20,
     .comm_peer_bytes = PUSH_PEER_BYTES,
     .takes_dense8 = true,
     .gr_mix_workspace_bytes = gr_mix,

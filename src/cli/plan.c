@@ -107,6 +107,7 @@ static void print_parts(const memory_plan_t *plan, bool is_device) {
     print_line("workspace", plan->needed[MEMORY_WORKSPACE], "activations and scratch");
     if (is_device) print_line("cuda_graph", plan->needed[MEMORY_CUDA_GRAPH], "estimate");
     print_line("comm", plan->needed[MEMORY_COMM], "communication buffers");
+    if (is_device) print_line("rounding", plan->needed[MEMORY_OTHER], "of the weights' allocations to whole pages");
     if (is_device) print_line("runtime", plan->runtime, "device context, code, libraries; estimate");
 }
 

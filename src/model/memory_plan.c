@@ -39,6 +39,11 @@ static status_t add(size_t bytes, size_t *sum) {
     return STATUS_OK;
 }
 
+/* What an allocation of so many bytes takes besides. A little too much where tensors are stacked in one. */
+static size_t rounding(size_t granule, size_t bytes) {
+    return granule && bytes > granule / 2 ? (granule - bytes % granule) % granule : 0;
+}
+
 static status_t count_weights(const memory_plan_args_t *args, memory_plan_t *plan) {
     const weights_plan_t weights = {
         .config = args->config, .tensors = args->tensors, .n_tensors = args->n_tensors, .dense = args->dense};
@@ -46,7 +51,9 @@ static status_t count_weights(const memory_plan_args_t *args, memory_plan_t *pla
         memory_label_t label;
         size_t bytes;
         TRY(weights_tensor_bytes(&weights, i, &label, &bytes));
-        if (label == MEMORY_WEIGHTS) TRY(add(bytes, &plan->weights[group_of(args->tensors[i].path)]));
+        if (label != MEMORY_WEIGHTS) continue;
+        TRY(add(bytes, &plan->weights[group_of(args->tensors[i].path)]));
+        TRY(add(rounding(args->ops->alloc_granule, bytes), &plan->needed[MEMORY_OTHER]));
     }
     TRY(weights_count(&weights, plan->needed));
     /* The hash constants of PLE are no tensors. */

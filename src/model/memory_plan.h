@@ -48,7 +48,8 @@ typedef struct memory_plan_args {
 
 /* Bytes. */
 typedef struct memory_plan {
-    size_t needed[MEMORY_N_LABELS]; /* MEMORY_WEIGHTS is the sum of `weights`; MEMORY_OTHER is not planned */
+    size_t needed[MEMORY_N_LABELS]; /* MEMORY_WEIGHTS is the sum of `weights`; MEMORY_OTHER what allocations of them are
+                                       rounded up by */
     size_t weights[WEIGHTS_N_GROUPS];
     size_t runtime;        /* what the backend's libraries take besides */
     size_t backend;        /* all of it that lies in the backend's memory */

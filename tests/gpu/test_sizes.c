@@ -34,6 +34,7 @@ static void estimates_are_enough_and_close(void **state) {
     assert_int_equal(cuda_sizes.prefill_chunk, ops->prefill_chunk);
     assert_int_equal(cuda_sizes.runtime_bytes, ops->runtime_bytes);
     assert_int_equal(cuda_sizes.recorded_layer_bytes, ops->recorded_layer_bytes);
+    assert_int_equal(cuda_sizes.alloc_granule, ops->alloc_granule);
     assert_int_equal(cuda_sizes.comm_peer_bytes, ops->comm_peer_bytes);
     for (int tp_size = 1; tp_size <= 8; tp_size *= 2) {
         for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
