@@ -19,7 +19,7 @@ typedef enum kernel_route {
     ROUTE_GDN,             /* one token's convolution, recurrence and gated norm in one launch */
     ROUTE_QSA,             /* one token's attention between its projections in four launches */
     ROUTE_GDN_CHUNK,       /* many tokens' recurrence in chunks on the tensor cores */
-    ROUTE_QSA_TILES,       /* many tokens' attention in tiles on the tensor cores */
+    ROUTE_QSA_TILES,       /* many tokens' scores and attention in tiles on the tensor cores */
     ROUTE_GR_MANY,         /* many tokens' gated residual in wide passes around its products */
     ROUTE_EXPERTS_GROUPED, /* many tokens' NVFP4 experts with fragments made in registers */
     ROUTE_GR,              /* gr_mix of one token in two launches (gr/gr_m1.h) */

@@ -1,12 +1,17 @@
 #include "device/device.cuh"
+#include "device/route.h"
+#include "linear/linear.h"
 #include "qsa/qsa.h"
+#include "qsa/qsa_scores.cuh"
 
 namespace {
 
 enum {
     SCORE_THREADS = 256,
     SELECT_THREADS = 1024,
-    TILE_TOKENS = 64, /* queries whose scores stand in the workspace at once */
+    MAX_SCORES = 8 << 20, /* that stand in the workspace at once */
+    LEAST_TOKENS = 64,    /* even where they have more */
+    MOST_TOKENS = 1024,
     BINS = 256
 };
 
@@ -155,22 +160,34 @@ __global__ void __launch_bounds__(SELECT_THREADS)
     }
 }
 
+/* Queries whose scores stand in the workspace at once: few enough for the L2 at usual lengths. */
+int64_t n_at_once(const qsa_select_args_t *args) {
+    int64_t n = MAX_SCORES / (args->cache.capacity / args->shape.ratio);
+    n = n < LEAST_TOKENS ? (int64_t)LEAST_TOKENS : n > MOST_TOKENS ? (int64_t)MOST_TOKENS : n;
+    return n < args->n_tokens ? n : args->n_tokens;
+}
+
 } // namespace
 
 size_t qsa_select_cuda_workspace_bytes(const qsa_select_args_t *args) {
-    int64_t n_tokens = args->n_tokens < TILE_TOKENS ? args->n_tokens : (int64_t)TILE_TOKENS;
-    return (size_t)(n_tokens * (args->cache.capacity / args->shape.ratio)) * sizeof(float);
+    if (args->cache.capacity < args->shape.ratio) return 0;
+    return (size_t)(n_at_once(args) * (args->cache.capacity / args->shape.ratio)) * sizeof(float);
 }
 
 status_t launch_qsa_select(const qsa_select_args_t *args, const device_queue_t *queue) {
     float *scores = (float *)args->workspace;
     size_t q_bytes = (size_t)(args->shape.index_n_heads * args->shape.index_dim) * sizeof(float);
+    bool tiles =
+        args->n_tokens > LINEAR_MAX_GEMV_TOKENS && route_take(queue, ROUTE_QSA_TILES, qsa_scores_refusal(args, queue));
+    int64_t step = n_at_once(args);
     queue_stamp(queue);
-    for (int64_t first = 0; first < args->n_tokens; first += TILE_TOKENS) {
-        unsigned int n =
-            (unsigned int)(args->n_tokens - first < TILE_TOKENS ? args->n_tokens - first : (int64_t)TILE_TOKENS);
+    for (int64_t first = 0; first < args->n_tokens; first += step) {
+        unsigned int n = (unsigned int)(args->n_tokens - first < step ? args->n_tokens - first : step);
         dim3 grid(n == 1 ? 2u * (unsigned int)queue->n_sms : 16u, n);
-        qsa_score_f16_kernel<<<grid, SCORE_THREADS, q_bytes, queue->stream>>>(*args, first, scores);
+        if (tiles)
+            launch_qsa_scores(args, first, n, scores, queue);
+        else
+            qsa_score_f16_kernel<<<grid, SCORE_THREADS, q_bytes, queue->stream>>>(*args, first, scores);
         qsa_select_f32_kernel<<<n, SELECT_THREADS, 0, queue->stream>>>(*args, first, scores);
         TRY(queue_check_launch("qsa_select"));
     }

@@ -4,8 +4,10 @@
 enum {
     F16_BYTES = 2,
     PREFILL_CHUNK = 8192,
-    SCORED_TOKENS = 64, /* queries scored against all blocks at a time */
-    SPLIT_TOKENS = 8,   /* queries whose keys are split over the device */
+    MAX_SCORES = 8 << 20, /* of queries against all blocks, at a time */
+    LEAST_SCORED_TOKENS = 64,
+    MOST_SCORED_TOKENS = 1024,
+    SPLIT_TOKENS = 8, /* queries whose keys are split over the device */
     TOKENS_PER_SPLIT = 32,
     GDN_CHUNK = 64,
     GDN_SEGMENT = 2048,
@@ -35,7 +37,10 @@ static size_t gdn_core(const gdn_core_args_t *args) {
 }
 
 static size_t qsa_select(const qsa_select_args_t *args) {
-    return floats(smaller(args->n_tokens, SCORED_TOKENS) * (args->cache.capacity / args->shape.ratio));
+    int64_t n_blocks = args->cache.capacity / args->shape.ratio;
+    int64_t n_at_once = n_blocks ? smaller(MAX_SCORES / n_blocks, MOST_SCORED_TOKENS) : 0;
+    if (n_at_once < LEAST_SCORED_TOKENS) n_at_once = LEAST_SCORED_TOKENS;
+    return floats(smaller(args->n_tokens, n_at_once) * n_blocks);
 }
 
 static size_t qsa_attend(const qsa_attend_args_t *args) {

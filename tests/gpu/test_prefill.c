@@ -286,6 +286,60 @@ static void qsa_case(int64_t start_pos, int64_t n_tokens, qsa_shape_t shape, boo
     device_release(&device);
 }
 
+/* Small whole numbers, so that scores are exact and many are equal. */
+static float *small_integers(int64_t n) {
+    float *values = host_floats(n);
+    for (int64_t i = 0; i < n; i++)
+        values[i] = (float)random_below(3) - 1.0f;
+    return values;
+}
+
+static void select_case(int64_t start_pos, int64_t n_tokens, qsa_shape_t shape, bool taken) {
+    int64_t capacity = (start_pos + n_tokens + 100) / shape.ratio * shape.ratio, width = shape.index_dim;
+    int64_t n_q = n_tokens * shape.index_n_heads * width, n_keys = capacity / shape.ratio * width;
+    size_t block_bytes = (size_t)(n_tokens * shape.n_select) * 4;
+    qsa_select_args_t args = {.shape = shape,
+                              .n_tokens = n_tokens,
+                              .start_pos = &start_pos,
+                              .index_q = small_integers(n_q),
+                              .cache = {.capacity = capacity, .index_keys = small_integers(n_keys)},
+                              .blocks = host_bytes(block_bytes),
+                              .n_blocks = host_bytes((size_t)n_tokens * 4)};
+    for (int64_t i = 0; i < width && start_pos > 40; i++) /* counts as 0 */
+        args.cache.index_keys[9 * width + i] = NAN;
+    qsa_select_args_t on = args;
+    on.start_pos = upload_bytes(&device, &start_pos, sizeof start_pos);
+    on.index_q = upload_halves(&device, args.index_q, n_q);
+    on.cache.index_keys = upload_halves(&device, args.cache.index_keys, n_keys);
+    on.n_blocks = poisoned(&device, (size_t)n_tokens * 4);
+    on.workspace = poisoned(&device, CUDA->qsa_select_workspace_bytes(&args));
+    args.workspace = host_bytes(CPU->qsa_select_workspace_bytes(&args));
+    memset(args.blocks, 0xFF, block_bytes); /* as what is not written stays poisoned */
+    on.blocks = poisoned(&device, block_bytes);
+    int64_t before = n_taken(ROUTE_QSA_TILES);
+    run(CPU->qsa_select(device.cpu, &args));
+    run(CUDA->qsa_select(device.cuda, &on));
+    assert_int_equal(n_taken(ROUTE_QSA_TILES) - before, taken);
+    check_bytes(&device, "qsa_select n_blocks", on.n_blocks, args.n_blocks, (size_t)n_tokens * 4);
+    check_bytes(&device, "qsa_select blocks", on.blocks, args.blocks, block_bytes);
+    device_release(&device);
+}
+
+static void test_select(void **state) {
+    (void)state;
+    qsa_shape_t full = {.index_n_heads = 4, .index_dim = 128, .ratio = 4, .n_select = 512};
+    qsa_shape_t nano = {.index_n_heads = 4, .index_dim = 32, .ratio = 4, .n_select = 16}, other = nano;
+    select_case(0, 300, full, true);
+    select_case(2040, 33, full, true);
+    select_case(9001, 130, full, true);
+    select_case(0, 1500, nano, true);
+    select_case(101, 9, nano, true);
+    other.index_n_heads = 3, other.ratio = 2;
+    select_case(55, 80, other, true);
+    other.index_dim = 48;
+    select_case(55, 80, other, false);
+}
+
 static void test_qsa(void **state) {
     (void)state;
     qsa_shape_t full = {.n_heads = 24, .n_kv_heads = 2, .head_dim = 256, .ratio = 4, .n_select = 512};
@@ -312,10 +366,8 @@ static void test_qsa(void **state) {
 int main(void) {
     device_open(&device);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gdn),
-        cmocka_unit_test(test_gr),
-        cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_qsa),
+        cmocka_unit_test(test_gdn),    cmocka_unit_test(test_gr),  cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_select), cmocka_unit_test(test_qsa),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
