@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* In the general form, and where the op has a route of its own (on_route > 0), with that. */
+/* gr_mix_final is the gr_mix behind the last layer, which has no block_inject. In the general form, and where the op has a route of its own (on_route > 0), with that. */
 /* clang-format off */
 static const struct {
     const char *op;
@@ -18,7 +18,8 @@ static const struct {
     {.op = "ple_all_reduce", .general = 1},
     {.op = "ple_kv_proj", .general = 1},
     {.op = "ple_mix", .general = 2},
-    {.op = "gr_mix", .general = 3, .route = ROUTE_GR, .on_route = 2},
+    {.op = "gr_mix", .general = 4, .route = ROUTE_GR, .on_route = 2},
+    {.op = "gr_mix_final", .general = 3, .route = ROUTE_GR, .on_route = 2},
     {.op = "gr_inject", .general = 1},
     {.op = "gdn_in_proj", .general = 1},
     {.op = "gdn_core", .general = 3, .route = ROUTE_GDN, .on_route = 1},

@@ -197,12 +197,9 @@ status_t launch_gr_mix(const gr_mix_args_t *args, const device_queue_t *queue) {
     if (n_tokens > LINEAR_MAX_GEMV_TOKENS || dense8_is_format(args->down.dtype))
         return mix_many(args, queue, z, a, epilogue);
 
-    /* block_inject lies directly behind down where the loader put it there: one launch then takes both */
-    const __half *down = (const __half *)args->down.data;
-    bool joined = args->inject && args->block_inject.data == down + lowrank * width;
-    gemv_t gemv = {n_tokens, lowrank + (joined ? args->hc_count : 0), width, 0, down, z};
+    gemv_t gemv = {n_tokens, lowrank, width, 0, (const __half *)args->down.data, z};
     launch_gemv<1>(gemv, epilogue, queue->stream);
-    if (args->inject && !joined) {
+    if (args->inject) {
         gemv.rows = args->hc_count;
         gemv.w = (const __half *)args->block_inject.data;
         epilogue.first_row = lowrank;

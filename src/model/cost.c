@@ -61,7 +61,6 @@ static void add_ple(const cost_args_t *args, cost_t *cost) {
     int64_t n = config->n_ple_layers, S = config->hc_count, H = config->hidden_size, e = config->ple_embed_dim;
     double conv = (double)(S * H * config->ple_conv_kernel_size) * sizeof(float);
     double state = (double)(S * H * (config->ple_conv_kernel_size - 1) * config->ngram_size) * sizeof(float);
-    add(args, cost, (cost_op_t){.name = "gr_inject", .group = OP_GROUP_GR, .n_calls = n});
     add(args, cost, (cost_op_t){.name = "ngram_rows", .group = OP_GROUP_PLE, .n_calls = n});
     add(args, cost,
         (cost_op_t){.name = "ple_gather",
@@ -85,7 +84,13 @@ static void add_gr(const cost_args_t *args, cost_t *cost) {
         matrix_bytes(args->dense, config->hc_lowrank, width) + matrix_bytes(args->dense, width, config->hc_lowrank);
     double inject = matrix_bytes(plain_of(args), config->hc_count, width);
     add(args, cost, (cost_op_t){.name = "gr_mix", .group = OP_GROUP_GR, .n_calls = 2 * layers, .bytes = mix + inject});
-    add(args, cost, (cost_op_t){.name = "gr_mix", .group = OP_GROUP_GR, .n_calls = 1, .bytes = mix});
+    add(args, cost, (cost_op_t){.name = "gr_mix_final", .group = OP_GROUP_GR, .n_calls = 1, .bytes = mix});
+    /* A block's output is injected by the next gr_mix, in the general form by a launch of its own; what reads the
+     * streams in between needs it before. */
+    int64_t n_injected = args->routes_taken[ROUTE_GR] ? 0 : 2 * layers;
+    for (int64_t i = 0; i < config->n_ple_layers && args->routes_taken[ROUTE_GR]; i++)
+        n_injected += config->ple_layers[i] > 0;
+    add(args, cost, (cost_op_t){.name = "gr_inject", .group = OP_GROUP_GR, .n_calls = n_injected});
 }
 
 static void add_gdn(const cost_args_t *args, cost_t *cost) {

@@ -32,7 +32,7 @@ typedef struct cost_args {
 
 /* One kind of op of a step. */
 typedef struct cost_op {
-    const char *name; /* as in a trace */
+    const char *name; /* as in device/launches.h */
     op_group_t group;
     int64_t n_calls;
     double bytes;   /* of one call */
