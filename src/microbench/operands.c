@@ -174,7 +174,7 @@ static status_t reserve_scratch(operands_t *operands, size_t bytes) {
     return STATUS_OK;
 }
 
-status_t operands_dense(operands_t *operands, int64_t n_tokens, int64_t rows, int64_t columns, matrix_t *matrix) {
+status_t operands_dense(operands_t *operands, int64_t rows, int64_t columns, matrix_t *matrix) {
     backend_t *backend = operands->backend;
     matrix_t f16;
     TRY(operands_matrix(operands, OPERAND_COLD, rows, columns, &f16));
@@ -188,7 +188,7 @@ status_t operands_dense(operands_t *operands, int64_t n_tokens, int64_t rows, in
     operands->list[operands->n++] = operand;
     const dense8_args_t args = {.source = f16, .target = dense8_matrix(operands->dense, rows, columns, data)};
     TRY(backend->ops->dense8_quantize(backend, &args));
-    if (n_tokens > LINEAR_MAX_GEMV_TOKENS) TRY(reserve_scratch(operands, operand.bytes));
+    TRY(reserve_scratch(operands, operand.bytes));
     *matrix = args.target;
     return STATUS_OK;
 }

@@ -58,9 +58,9 @@ status_t operands_activations(operands_t *operands, operand_life_t life, int64_t
  * them as they were stored, in BF16. */
 status_t operands_matrix(operands_t *operands, operand_life_t life, int64_t rows, int64_t columns, matrix_t *matrix);
 
-/* A cold one in the form `dense`, for calls of n_tokens. The reference still knows BF16, so what the form costs shows.
+/* A cold one in the form `dense`. The reference still knows BF16, so what the form costs shows.
  */
-status_t operands_dense(operands_t *operands, int64_t n_tokens, int64_t rows, int64_t columns, matrix_t *matrix);
+status_t operands_dense(operands_t *operands, int64_t rows, int64_t columns, matrix_t *matrix);
 
 /* Bytes (random & mask) + offset. */
 status_t operands_bytes(operands_t *operands, operand_life_t life, dtype_t dtype, int64_t n, uint32_t mask,

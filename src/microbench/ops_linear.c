@@ -11,7 +11,7 @@ static status_t prepare(microbench_t *bench, bool is_dense, int64_t rows, int64_
     activation_t *x;
     void *y;
     if (is_dense)
-        TRY(operands_dense(operands, bench->n_tokens, rows, columns, &made.weight));
+        TRY(operands_dense(operands, rows, columns, &made.weight));
     else
         TRY(operands_matrix(operands, OPERAND_COLD, rows, columns, &made.weight));
     TRY(operands_activations(operands, OPERAND_WARM, bench->n_tokens * columns, 1.0, &x));

@@ -62,8 +62,8 @@ static status_t prepare_gr_mix(microbench_t *bench, void *args) {
     TRY(operands_floats(operands, OPERAND_WARM, N * S, 1.0, &inject));
     TRY(operands_activations(operands, OPERAND_WARM, N * H, 1.0, &o));
     TRY(operands_floats(operands, OPERAND_COLD, width, 0.2, &hc_norm));
-    TRY(operands_dense(operands, N, config->hc_lowrank, width, &made.down));
-    TRY(operands_dense(operands, N, width, config->hc_lowrank, &made.up));
+    TRY(operands_dense(operands, config->hc_lowrank, width, &made.down));
+    TRY(operands_dense(operands, width, config->hc_lowrank, &made.up));
     TRY(operands_matrix(operands, OPERAND_COLD, S, width, &made.block_inject));
     TRY(operands_output(operands, (size_t)(N * H) * bench->backend->ops->activation_bytes, &output));
     made.u = output;

@@ -7,45 +7,54 @@
 #include "base/file.h"
 #include "base/memory.h"
 
-typedef struct piece {
-    void *memory;
-    size_t bytes;
-    uint64_t offset;
+typedef struct slot {
+    piece_t piece;
     bool is_done;
     status_t status;
-} piece_t;
+} slot_t;
 
 struct piece_reader {
     int fd;
     const char *path;
     pthread_mutex_t lock;
-    pthread_cond_t submitted, done;
-    /* under the lock; a piece stands at its number modulo PIECE_READER_MOST */
-    piece_t pieces[PIECE_READER_MOST];
-    uint64_t n_submitted, n_taken, n_waited;
+    pthread_cond_t submitted, hashed, done;
+    /* under the lock; a piece has the slot of its number modulo PIECE_READER_MOST */
+    slot_t slots[PIECE_READER_MOST];
+    uint64_t n_submitted, n_taken, n_hashed, n_waited;
     bool is_closed;
 
     int n_threads;
     pthread_t threads[];
 };
 
-/* The next piece to read; NULL at the end. */
-static piece_t *take(piece_reader_t *reader) {
+/* Waits for a piece to read; false at the end. */
+static bool take(piece_reader_t *reader, uint64_t *number) {
     while (reader->n_taken == reader->n_submitted && !reader->is_closed)
         pthread_cond_wait(&reader->submitted, &reader->lock);
-    if (reader->n_taken == reader->n_submitted) return NULL;
-    return &reader->pieces[reader->n_taken++ % PIECE_READER_MOST];
+    if (reader->n_taken == reader->n_submitted) return false;
+    *number = reader->n_taken++;
+    return true;
 }
 
 static void *work(void *context) {
     piece_reader_t *reader = context;
+    uint64_t number;
     pthread_mutex_lock(&reader->lock);
-    for (piece_t *piece = take(reader); piece; piece = take(reader)) {
+    while (take(reader, &number)) {
+        slot_t *slot = &reader->slots[number % PIECE_READER_MOST];
+        piece_t piece = slot->piece;
         pthread_mutex_unlock(&reader->lock);
-        status_t status = file_read_at(reader->fd, reader->path, piece->memory, piece->bytes, piece->offset);
+        status_t status = file_read_at(reader->fd, reader->path, piece.memory, piece.bytes, piece.offset);
         pthread_mutex_lock(&reader->lock);
-        piece->status = status;
-        piece->is_done = true;
+        while (reader->n_hashed < number)
+            pthread_cond_wait(&reader->hashed, &reader->lock);
+        pthread_mutex_unlock(&reader->lock);
+        if (status == STATUS_OK) hash_xxh3_update(piece.hash, piece.memory, piece.bytes);
+        pthread_mutex_lock(&reader->lock);
+        reader->n_hashed++;
+        slot->status = status;
+        slot->is_done = true;
+        pthread_cond_broadcast(&reader->hashed);
         pthread_cond_signal(&reader->done);
     }
     pthread_mutex_unlock(&reader->lock);
@@ -60,6 +69,7 @@ status_t piece_reader_create(int fd, const char *path, int n_threads, piece_read
     created->path = path;
     pthread_mutex_init(&created->lock, NULL);
     pthread_cond_init(&created->submitted, NULL);
+    pthread_cond_init(&created->hashed, NULL);
     pthread_cond_init(&created->done, NULL);
     int failure = 0;
     while (created->n_threads < n_threads && failure == 0) {
@@ -83,25 +93,25 @@ void piece_reader_destroy(piece_reader_t *reader) {
     for (int i = 0; i < reader->n_threads; i++)
         pthread_join(reader->threads[i], NULL);
     pthread_cond_destroy(&reader->done);
+    pthread_cond_destroy(&reader->hashed);
     pthread_cond_destroy(&reader->submitted);
     pthread_mutex_destroy(&reader->lock);
     memory_free(reader);
 }
 
-void piece_reader_submit(piece_reader_t *reader, void *memory, size_t bytes, uint64_t offset) {
+void piece_reader_submit(piece_reader_t *reader, const piece_t *piece) {
     pthread_mutex_lock(&reader->lock);
-    reader->pieces[reader->n_submitted++ % PIECE_READER_MOST] =
-        (piece_t){.memory = memory, .bytes = bytes, .offset = offset};
+    reader->slots[reader->n_submitted++ % PIECE_READER_MOST] = (slot_t){.piece = *piece};
     pthread_cond_signal(&reader->submitted);
     pthread_mutex_unlock(&reader->lock);
 }
 
 status_t piece_reader_wait(piece_reader_t *reader) {
     pthread_mutex_lock(&reader->lock);
-    const piece_t *piece = &reader->pieces[reader->n_waited++ % PIECE_READER_MOST];
-    while (!piece->is_done)
+    const slot_t *slot = &reader->slots[reader->n_waited++ % PIECE_READER_MOST];
+    while (!slot->is_done)
         pthread_cond_wait(&reader->done, &reader->lock);
-    status_t status = piece->status;
+    status_t status = slot->status;
     pthread_mutex_unlock(&reader->lock);
     return status;
 }

@@ -264,7 +264,7 @@ status_t shard_reader_read(shard_reader_t *reader, size_t index, void *data) {
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-/* Keeps n_pieces in work; the digest follows in order. After a failure nothing is submitted, but all is waited for. */
+/* Keeps n_pieces in work. After a failure nothing is submitted, but all is waited for. */
 static status_t stream_pieces(shard_reader_t *reader, size_t index, const shard_sink_t *sink, hash_xxh3_t *hash) {
     size_t bytes = reader->bytes[index], step = sink->piece_bytes, submitted = 0, done = 0;
     void *memory[PIECE_READER_MOST];
@@ -276,7 +276,9 @@ static status_t stream_pieces(shard_reader_t *reader, size_t index, const shard_
             void **place = &memory[(first + n) % PIECE_READER_MOST];
             status = sink->place(sink->context, submitted, place);
             if (status != STATUS_OK) break;
-            piece_reader_submit(reader->pieces, *place, piece, reader->offsets[index] + submitted);
+            const piece_t next = {
+                .memory = *place, .bytes = piece, .offset = reader->offsets[index] + submitted, .hash = hash};
+            piece_reader_submit(reader->pieces, &next);
             submitted += piece;
             n++;
         }
@@ -284,7 +286,6 @@ static status_t stream_pieces(shard_reader_t *reader, size_t index, const shard_
         status_t read = piece_reader_wait(reader->pieces);
         size_t piece = smaller(step, bytes - done);
         if (status == STATUS_OK) status = read;
-        if (status == STATUS_OK) hash_xxh3_update(hash, memory[first], piece);
         if (status == STATUS_OK && sink->take) status = sink->take(sink->context, done, piece, memory[first]);
         done += piece;
         first = (first + 1) % PIECE_READER_MOST;

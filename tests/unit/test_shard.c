@@ -96,6 +96,71 @@ static void test_reader_gives_what_the_checkpoint_holds(void **state) {
     checkpoint_close(checkpoint);
 }
 
+/* Pieces of a tensor, put together again. */
+typedef struct assembly {
+    unsigned char data[1 << 20], pieces[4][37];
+    size_t n_bytes;    /* so far */
+    size_t fails_from; /* take fails at this offset */
+} assembly_t;
+
+static status_t place_piece(void *context, size_t offset, void **memory) {
+    assembly_t *assembly = context;
+    *memory = assembly->pieces[offset / sizeof assembly->pieces[0] % 4];
+    return STATUS_OK;
+}
+
+static status_t take_piece(void *context, size_t offset, size_t bytes, void *memory) {
+    assembly_t *assembly = context;
+    assert_int_equal(offset, assembly->n_bytes);
+    if (offset >= assembly->fails_from) return status_fail(STATUS_DEVICE, "no room");
+    memcpy(assembly->data + offset, memory, bytes);
+    assembly->n_bytes += bytes;
+    return STATUS_OK;
+}
+
+static void flip_byte(const char *path, const unsigned char *pattern, size_t bytes) {
+    static unsigned char file[4 << 20];
+    FILE *stream = fopen(path, "r+b");
+    size_t n = fread(file, 1, sizeof file, stream);
+    const unsigned char *found = memmem(file, n, pattern, bytes);
+    assert_non_null(found);
+    fseek(stream, found - file + (long)bytes / 2, SEEK_SET);
+    fputc(found[bytes / 2] ^ 4, stream);
+    fclose(stream);
+}
+
+static void test_stream_gives_the_same_in_order(void **state) {
+    (void)state;
+    static assembly_t assembly;
+    const shard_sink_t sink = {.context = &assembly,
+                               .piece_bytes = sizeof assembly.pieces[0],
+                               .n_pieces = 3,
+                               .place = place_piece,
+                               .take = take_piece};
+    assert_int_equal(convert(CHECKPOINT, scratch_path("stream"), 1), STATUS_OK);
+    shard_reader_t *reader;
+    assert_int_equal(shard_reader_open(scratch_path("stream"), 0, 1, &reader), STATUS_OK);
+    size_t index = find_tensor(reader, "/lm_head"), n_tensors, bytes;
+    assert_int_equal(schema_tensor_bytes(&shard_reader_tensors(reader, &n_tensors)[index], &bytes), STATUS_OK);
+    unsigned char *whole = malloc(bytes);
+    assert_int_equal(shard_reader_read(reader, index, whole), STATUS_OK);
+
+    /* A sink that fails ends the reading of one tensor, not the reader. */
+    assembly = (assembly_t){.fails_from = bytes / 2};
+    expect_message(shard_reader_stream(reader, index, &sink), STATUS_DEVICE, "no room");
+    assert_in_range(assembly.n_bytes, bytes / 2, bytes / 2 + sizeof assembly.pieces[0]);
+    assembly = (assembly_t){.fails_from = SIZE_MAX};
+    assert_int_equal(shard_reader_stream(reader, index, &sink), STATUS_OK);
+    assert_int_equal(assembly.n_bytes, bytes);
+    assert_memory_equal(assembly.data, whole, bytes);
+
+    flip_byte(scratch_path("stream/model.rank0of1.h5"), whole, bytes);
+    assembly = (assembly_t){.fails_from = SIZE_MAX};
+    expect_message(shard_reader_stream(reader, index, &sink), STATUS_INPUT, "dataset /lm_head does not fit its digest");
+    shard_reader_close(reader);
+    free(whole);
+}
+
 static void test_reader_says_how_many_ranks(void **state) {
     (void)state;
     shard_reader_t *reader;
@@ -256,6 +321,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_inventory),
         cmocka_unit_test(test_reader_gives_what_the_checkpoint_holds),
+        cmocka_unit_test(test_stream_gives_the_same_in_order),
         cmocka_unit_test(test_reader_says_how_many_ranks),
         cmocka_unit_test(test_changed_attributes),
         cmocka_unit_test(test_changed_datasets),
