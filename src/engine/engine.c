@@ -380,6 +380,13 @@ static status_t check_not_ahead(const engine_t *engine) {
     return status_fail(STATUS_USAGE, "the sequence was decoded ahead of its last token; it must be reset");
 }
 
+/* Between the chunks of a prompt. The device is done with those before: so a signal does not wait behind work that was
+ * queued long ago, and the watcher sees that a long prompt makes progress. */
+static status_t check_chunk(engine_t *engine) {
+    status_t status = engine->backend->ops->synchronize(engine->backend);
+    return comm_agree(engine->comm, status == STATUS_OK ? interrupt_check() : status);
+}
+
 status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens) {
     int64_t n = (int64_t)n_tokens, pos = engine->sequence->pos;
     TRY(check_not_ahead(engine));
@@ -398,7 +405,7 @@ status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens
     engine->token = -1;
     for (int64_t done = 0; status == STATUS_OK && done < n;) {
         int64_t chunk = n - done < engine->prefill_chunk ? n - done : engine->prefill_chunk;
-        status = done > 0 ? comm_agree(engine->comm, interrupt_check()) : STATUS_OK;
+        status = done > 0 ? check_chunk(engine) : STATUS_OK;
         if (status == STATUS_OK) status = runner_run(engine->runner, tokens + done, chunk, done + chunk == n);
         done += chunk;
     }
@@ -528,12 +535,12 @@ static status_t queue_step(engine_t *engine) {
 static status_t decode_ahead(engine_t *engine, const decode_args_t *args, sample_t *sample) {
     runner_t *runner = engine->runner;
     choice_t choice;
-    if (runner_n_ahead(runner) == 0) TRY(runner_queue_choice(runner));
+    if (runner_n_ahead(runner) == 0) TRY(engine->token >= 0 ? queue_step(engine) : runner_queue_choice(runner));
     int64_t next_pos = engine->sequence->pos + (engine->token >= 0);
-    bool has_next = !args->is_last && next_pos < engine->max_context, is_late = runner_should_await(runner);
-    if (has_next && !is_late) TRY(queue_step(engine));
+    bool has_next = !args->is_last && next_pos < engine->max_context;
+    if (has_next && runner_can_queue_step(runner)) TRY(queue_step(engine));
     TRY(runner_await(runner, engine->token, &choice));
-    if (has_next && is_late) TRY(queue_step(engine));
+    if (has_next && runner_n_ahead(runner) == 0 && runner_can_queue_step(runner)) TRY(queue_step(engine));
 
     bool is_root = comm_tp_rank(engine->comm) == 0;
     int32_t outside = (int32_t)args->outside;
@@ -549,8 +556,9 @@ status_t engine_decode_next(engine_t *engine, const decode_args_t *args, sample_
     bool is_ahead = takes_run_ahead(engine, args->sampling) || runner_n_ahead(engine->runner) > 0;
     if (runner_n_ahead(engine->runner) == 0) {
         int32_t token = engine->token;
-        if (token >= 0) TRY(engine_forward(engine, &token, 1));
+        bool has_token = is_ahead && runner_has_token(engine->runner) && engine->sequence->pos < engine->max_context;
         TRY(check_sampling(engine, args->sampling));
+        if (token >= 0 && !has_token) TRY(engine_forward(engine, &token, 1));
     }
     if (!is_ahead) {
         TRY(engine_sample(engine, args->sampling, args->outside, sample));

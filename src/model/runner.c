@@ -26,12 +26,14 @@ struct runner {
      * while recording. */
     recording_t plain, detailed; /* without and with the trace's stamps */
     bool is_recorded_ahead;      /* they are steps whose token stays on the device */
+    op_trace_level_t recorded_level;
     int64_t n_decoded, n_tokens; /* decode steps so far; tokens of the last step */
 
     /* Where tokens may stay on the device. */
     advance_args_t advance;
     advance_record_t *records; /* the ring as the host sees it */
     uint64_t n_queued, n_awaited;
+    bool has_token;  /* the step's input is the choice that was queued last */
     uint64_t marked; /* the number of the choice whose step made stamps that were not read; 0: none */
     bool is_marked_decode;
     bool was_choice_only; /* the oldest queued choice has no step of its own */
@@ -130,6 +132,36 @@ static status_t make_recording(runner_t *runner, bool is_ahead, recording_t *rec
     return STATUS_OK;
 }
 
+/* Those that the trace's level asks for, at once: the one that is needed later would else cost a step its time then. */
+static status_t make_recordings(runner_t *runner, bool is_ahead) {
+    op_trace_t *trace = runner->args.trace;
+    const bool is_detailed = trace->is_detailed, is_quiet = trace->is_quiet;
+    status_t status = STATUS_OK;
+    runner_forget_recordings(runner);
+    runner->is_recorded_ahead = is_ahead;
+    runner->recorded_level = trace->level;
+    if (trace->level != OP_TRACE_OPS) {
+        trace->is_detailed = false;
+        trace->is_quiet = is_ahead;
+        status = make_recording(runner, is_ahead, &runner->plain);
+    }
+    if (status == STATUS_OK && trace->level != OP_TRACE_OFF) {
+        trace->is_detailed = true;
+        trace->is_quiet = false;
+        status = make_recording(runner, is_ahead, &runner->detailed);
+    }
+    trace->is_detailed = is_detailed;
+    trace->is_quiet = is_quiet;
+    return status;
+}
+
+/* Whether there is a recording for such a step. */
+static bool is_made(const runner_t *runner, bool is_ahead, bool is_detailed) {
+    const recording_t *recording = is_detailed ? &runner->detailed : &runner->plain;
+    return recording->work && runner->is_recorded_ahead == is_ahead &&
+           runner->recorded_level == runner->args.trace->level;
+}
+
 /* Whether the decode step that comes now may be a recording. */
 static bool may_record(const runner_t *runner) {
     return runner->n_decoded > 0 && runner->record && runner->args.backend->can_record &&
@@ -145,9 +177,7 @@ static status_t decode(runner_t *runner, bool is_ahead) {
     runner->n_decoded++;
     trace->n_decoded++;
     if (!is_recordable) return decode_ops(runner, is_ahead);
-    if (runner->is_recorded_ahead != is_ahead) runner_forget_recordings(runner);
-    runner->is_recorded_ahead = is_ahead;
-    if (!recording->work) TRY(make_recording(runner, is_ahead, recording));
+    if (!is_made(runner, is_ahead, trace->is_detailed)) TRY(make_recordings(runner, is_ahead));
     TRY(backend->ops->replay(backend, recording->work));
     op_trace_replay(trace, recording->marks, recording->n_marks);
     return STATUS_OK;
@@ -164,6 +194,7 @@ static bool wants_detail(const runner_t *runner) {
 status_t runner_run(runner_t *runner, const int32_t *tokens, int64_t n_tokens, bool want_logits) {
     op_trace_t *trace = runner->args.trace;
     sequence_t *sequence = runner->args.sequence;
+    runner->has_token = false;
     trace->is_detailed = (n_tokens > 1 && trace->level == OP_TRACE_STEPS) || wants_detail(runner);
     TRY(step_upload(runner->args.step, sequence, tokens, n_tokens));
     if (n_tokens == 1 && want_logits)
@@ -178,6 +209,7 @@ status_t runner_run(runner_t *runner, const int32_t *tokens, int64_t n_tokens, b
 
 status_t runner_queue_choice(runner_t *runner) {
     TRY(choose(runner, runner->n_tokens));
+    runner->has_token = true;
     runner->marked = ++runner->n_queued;
     runner->is_marked_decode = runner->n_tokens == 1;
     runner->was_choice_only = true;
@@ -198,11 +230,11 @@ status_t runner_queue_step(runner_t *runner) {
     return STATUS_OK;
 }
 
-bool runner_should_await(const runner_t *runner) {
-    const recording_t *recording = wants_detail(runner) ? &runner->detailed : &runner->plain;
-    bool is_made = may_record(runner) && recording->work && runner->is_recorded_ahead;
-    return runner->marked != 0 || !is_made;
+bool runner_can_queue_step(const runner_t *runner) {
+    return runner->marked == 0 && may_record(runner) && is_made(runner, true, wants_detail(runner));
 }
+
+bool runner_has_token(const runner_t *runner) { return runner->has_token; }
 
 int runner_n_ahead(const runner_t *runner) { return (int)(runner->n_queued - runner->n_awaited); }
 
@@ -231,6 +263,7 @@ status_t runner_await(runner_t *runner, int32_t token, choice_t *choice) {
 
 void runner_drop(runner_t *runner) {
     runner->n_awaited = runner->n_queued;
+    runner->has_token = false;
     runner->marked = 0;
     op_trace_drop(runner->args.trace);
 }

@@ -49,15 +49,16 @@ typedef struct choice {
  * advance_refusal is NULL, as is what follows. Collective. */
 status_t runner_queue_choice(runner_t *runner);
 
-/* Queues the step on the token of the choice that was queued last, and the choice behind it. It must fit the sequence.
- * Collective. */
+/* Whether the device holds the token of the choice that was queued last as the next of the sequence. */
+bool runner_has_token(const runner_t *runner);
+
+/* Queues the step on that token, and the choice behind it. It must fit the sequence, and stamps that the choices queued
+ * before make must have been read (runner_await). Collective. */
 status_t runner_queue_step(runner_t *runner);
 
-/* Whether what is queued is to be awaited before the next runner_queue_step: it must where it made stamps, which the
- * next step would delay or overwrite, and it had better where the next step is no recording yet, as that takes the host
- * long.
- */
-bool runner_should_await(const runner_t *runner);
+/* Whether runner_queue_step may be called now and returns at once: what is queued makes no stamps, and the step is
+ * recorded. The same on every rank. */
+bool runner_can_queue_step(const runner_t *runner);
 
 /* Choices that are queued and not awaited. */
 int runner_n_ahead(const runner_t *runner);
