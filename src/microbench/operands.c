@@ -12,8 +12,8 @@ struct operand {
     fill_rule_t rule;
     void *host; /* what was uploaded; NULL: made by the rule */
     operand_life_t life;
-    bool is_output, is_adopted;
-    matrix_t matrix; /* that it was adopted as */
+    bool is_adopted; /* as `matrix`, and never written again */
+    matrix_t matrix;
 };
 
 void operands_free(operands_t *operands) {
@@ -111,6 +111,11 @@ static status_t add(operands_t *operands, operand_t operand, void **data) {
     return set_values(operands, &operand);
 }
 
+/* Bytes that are NaN in every type. */
+static operand_t poison(size_t bytes, operand_life_t life) {
+    return (operand_t){.bytes = bytes, .dtype = DTYPE_U8, .life = life, .rule = {.offset = 0xFF}};
+}
+
 static operand_t from_values(const operand_values_t *values) {
     double unit = values->reach / 32768.0;
     return (operand_t){.bytes = (size_t)values->n * dtype_bytes(values->dtype),
@@ -165,11 +170,11 @@ status_t operands_matrix(operands_t *operands, operand_life_t life, int64_t rows
     return STATUS_OK;
 }
 
-/* Room for the largest of them in FP16. */
+/* Room for the largest of them in FP16; no copy's own, so apart from what they share. */
 static status_t reserve_scratch(operands_t *operands, size_t bytes) {
     backend_t *backend = operands->backend;
     if (operands->dense_scratch && find(operands, operands->dense_scratch)->bytes >= bytes) return STATUS_OK;
-    TRY(operands_output(operands, bytes, &operands->dense_scratch));
+    TRY(add(operands, poison(bytes, OPERAND_COLD), &operands->dense_scratch));
     backend->ops->set_dense8_scratch(backend, operands->dense_scratch);
     return STATUS_OK;
 }
@@ -230,9 +235,7 @@ status_t operands_choices(operands_t *operands, int64_t n_tokens, int64_t n_expe
 }
 
 status_t operands_output(operands_t *operands, size_t bytes, void **data) {
-    operand_t operand = {
-        .bytes = bytes, .dtype = DTYPE_U8, .life = OPERAND_WARM, .is_output = true, .rule = {.offset = 0xFF}};
-    return add(operands, operand, data);
+    return add(operands, poison(bytes, OPERAND_WARM), data);
 }
 
 const operand_t *operands_find(const operands_t *operands, const void *data) { return find(operands, data); }
