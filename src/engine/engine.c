@@ -1,7 +1,6 @@
-#include "engine/engine.h"
+#include "engine/engine_state.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,58 +8,7 @@
 #include "base/heartbeat.h"
 #include "base/interrupt.h"
 #include "base/log.h"
-#include "engine/sampler.h"
 #include "model/memory_plan.h"
-#include "model/runner.h"
-
-/* The engine's own routes; behind them come the backend's (device/route.h). */
-enum {
-    ROUTE_CUDA_GRAPH,
-    ROUTE_RUN_AHEAD,
-    ROUTE_DENSE8,
-    N_OWN_ROUTES,
-    N_ROUTES = N_OWN_ROUTES + N_KERNEL_ROUTES,
-    REASON_BYTES = 48,
-    DENSE_REASON_BYTES = 256
-};
-
-static const char *const own_route_names[N_OWN_ROUTES] = {
-    [ROUTE_CUDA_GRAPH] = "cuda_graph", [ROUTE_RUN_AHEAD] = "run_ahead", [ROUTE_DENSE8] = "dense8"};
-
-struct engine {
-    comm_t *comm;
-    backend_t *backend;
-    model_config_t config;
-    char model_digest[HASH_SHA256_TEXT_BYTES];
-    char *config_json;
-    int64_t max_context, prefill_chunk;
-    bool record; /* what the route cuda_graph is asked to be */
-    engine_route_t routes[N_ROUTES];
-    dense_form_t dense;
-    char route_reasons[N_ROUTES][REASON_BYTES]; /* what some of them point to */
-    char dense_reason[DENSE_REASON_BYTES];
-    bool is_decode; /* the last step had one token */
-    int64_t n_valid_tokens;
-
-    op_trace_t *trace;
-    weights_t *weights;
-    sequence_t *sequence;
-    step_t *step;
-    runner_t *runner;
-
-    /* Of engine_decode_next. */
-    int32_t token; /* of the last call; -1: none since engine_forward */
-    route_state_t run_ahead;
-
-    /* Of engine_sample. */
-    float *local_logits; /* [vocab_size / T], host */
-    token_pair_t *pairs; /* [T]; this and what follows on rank 0 only */
-    float *logits;       /* [vocab_size] */
-    int32_t *order;      /* [vocab_size]: scratch of the draw */
-    double *cumulative;  /* [vocab_size]: scratch of the draw */
-    int32_t *top_tokens; /* [vocab_size] */
-    float *top_logprobs; /* [vocab_size] */
-};
 
 /* What must be equal on all ranks. */
 typedef struct model_identity {
@@ -164,27 +112,6 @@ static status_t plan_memory(engine_t *engine, const tensor_source_t *source, loc
     return comm_agree(engine->comm, status);
 }
 
-static status_t alloc_sampling(engine_t *engine, local_shape_t local) {
-    size_t vocab_size = (size_t)engine->config.vocab_size;
-    void *memory;
-    TRY(memory_alloc(MEMORY_WORKSPACE, (size_t)local.vocab, sizeof(float), &memory));
-    engine->local_logits = memory;
-    if (local.tp_rank != 0) return STATUS_OK;
-    TRY(memory_alloc(MEMORY_WORKSPACE, (size_t)local.tp_size, sizeof(token_pair_t), &memory));
-    engine->pairs = memory;
-    TRY(memory_alloc(MEMORY_WORKSPACE, vocab_size, sizeof(float), &memory));
-    engine->logits = memory;
-    TRY(memory_alloc(MEMORY_WORKSPACE, vocab_size, sizeof(int32_t), &memory));
-    engine->order = memory;
-    TRY(memory_alloc(MEMORY_WORKSPACE, vocab_size, sizeof(double), &memory));
-    engine->cumulative = memory;
-    TRY(memory_alloc(MEMORY_WORKSPACE, vocab_size, sizeof(int32_t), &memory));
-    engine->top_tokens = memory;
-    TRY(memory_alloc(MEMORY_WORKSPACE, vocab_size, sizeof(float), &memory));
-    engine->top_logprobs = memory;
-    return STATUS_OK;
-}
-
 /* Everything but the weights. */
 static status_t alloc_state(engine_t *engine, const char *config_json, local_shape_t local) {
     const sequence_args_t of_sequence = sequence_args(engine, local);
@@ -195,7 +122,7 @@ static status_t alloc_state(engine_t *engine, const char *config_json, local_sha
     memcpy(engine->config_json, config_json, strlen(config_json) + 1);
     TRY(sequence_create(&of_sequence, &engine->sequence));
     TRY(step_create(&of_step, &engine->step));
-    return alloc_sampling(engine, local);
+    return engine_alloc_sampling(engine);
 }
 
 /* What the 8-bit forms lose, for /routes. */
@@ -265,13 +192,7 @@ status_t engine_create(const engine_args_t *args, engine_t **engine) {
 
 void engine_destroy(engine_t *engine) {
     if (!engine) return;
-    memory_free(engine->top_logprobs);
-    memory_free(engine->top_tokens);
-    memory_free(engine->cumulative);
-    memory_free(engine->order);
-    memory_free(engine->logits);
-    memory_free(engine->pairs);
-    memory_free(engine->local_logits);
+    engine_free_sampling(engine);
     runner_destroy(engine->runner);
     step_destroy(engine->step);
     sequence_destroy(engine->sequence);
@@ -281,103 +202,10 @@ void engine_destroy(engine_t *engine) {
     memory_free(engine);
 }
 
-static const char *route_name(int route) {
-    return route < N_OWN_ROUTES ? own_route_names[route] : kernel_route_name((kernel_route_t)(route - N_OWN_ROUTES));
-}
-
-static int find_route(const char *name) {
-    int route = 0;
-    while (route < N_ROUTES && strcmp(name, route_name(route)) != 0)
-        route++;
-    return route;
-}
-
-/* A route that calls take one by one was taken or not by those so far. */
-static engine_route_t tell_route(engine_t *engine, int route, const route_state_t *state) {
-    engine_route_t told = {.name = route_name(route), .on = state->wanted && state->n_launches > 0};
-    if (told.on) {
-        snprintf(engine->route_reasons[route], REASON_BYTES, "%" PRId64 " %s", state->n_launches,
-                 route == ROUTE_RUN_AHEAD ? "steps" : "launches");
-        told.reason = engine->route_reasons[route];
-    } else if (!state->wanted) {
-        told.reason = "switched off";
-    } else {
-        told.reason = state->refusal ? state->refusal : "not asked for yet";
-    }
-    return told;
-}
-
-const engine_route_t *engine_routes(engine_t *engine, size_t *n_routes) {
-    const backend_ops_t *ops = engine->backend->ops;
-    const route_state_t general = {.wanted = true, .refusal = "the backend has the general form alone"};
-    const route_state_t *states = ops->routes ? ops->routes(engine->backend) : NULL;
-    engine->routes[ROUTE_RUN_AHEAD] = tell_route(engine, ROUTE_RUN_AHEAD, &engine->run_ahead);
-    for (int route = N_OWN_ROUTES; route < N_ROUTES; route++)
-        engine->routes[route] = tell_route(engine, route, states ? &states[route - N_OWN_ROUTES] : &general);
-    *n_routes = N_ROUTES;
-    return engine->routes;
-}
-
-status_t engine_check_route(const char *name) {
-    char names[512] = "";
-    size_t used = 0;
-    if (find_route(name) < N_ROUTES) return STATUS_OK;
-    for (int route = 0; route < N_ROUTES && used < sizeof names; route++)
-        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", route ? ", " : "", route_name(route));
-    return status_fail(STATUS_USAGE, "there is no route \"%s\"; there are: %s", name, names);
-}
-
-static void set_cuda_graph(engine_t *engine, bool on) {
-    bool can_record = engine->backend->can_record;
-    engine->record = on;
-    runner_set_record(engine->runner, on);
-    engine->routes[ROUTE_CUDA_GRAPH] =
-        (engine_route_t){.name = "cuda_graph",
-                         .on = on && can_record,
-                         .reason = !on          ? "switched off"
-                                   : can_record ? ""
-                                                : "the backend, or what carries its sums, cannot record a step"};
-}
-
-/* Without both forms in memory there is nothing to switch. */
-static void set_dense8(engine_t *engine, bool on) {
-    engine_route_t *route = &engine->routes[ROUTE_DENSE8];
-    bool is_on = engine->dense.is_8bit && (on || !engine->dense.keep_f16);
-    *route = (engine_route_t){.name = "dense8", .on = is_on, .reason = "switched off"};
-    if (is_on) route->reason = on ? engine->dense_reason : "the FP16 weights were not kept";
-    if (on && !is_on)
-        route->reason =
-            engine->backend->ops->takes_dense8 ? "the weights were loaded as FP16" : "the CUDA backend alone has it";
-    weights_use_dense8(engine->weights, is_on);
-    runner_forget_recordings(engine->runner);
-}
-
-status_t engine_set_route(engine_t *engine, const char *name, bool on) {
-    TRY(engine_check_route(name));
-    int route = find_route(name);
-    if (route == ROUTE_CUDA_GRAPH) {
-        set_cuda_graph(engine, on);
-    } else if (route == ROUTE_RUN_AHEAD) {
-        engine->run_ahead = (route_state_t){.wanted = on};
-    } else if (route == ROUTE_DENSE8) {
-        set_dense8(engine, on);
-    } else if (engine->backend->ops->routes) {
-        engine->backend->ops->routes(engine->backend)[route - N_OWN_ROUTES] = (route_state_t){.wanted = on};
-        runner_forget_recordings(engine->runner);
-    }
-    return STATUS_OK;
-}
-
 status_t engine_reset(engine_t *engine) {
     runner_drop(engine->runner);
     engine->token = -1;
     return sequence_reset(engine->sequence);
-}
-
-/* A step that was queued ahead has moved the sequence on by a token that nobody has seen. */
-static status_t check_not_ahead(const engine_t *engine) {
-    if (runner_n_ahead(engine->runner) == 0) return STATUS_OK;
-    return status_fail(STATUS_USAGE, "the sequence was decoded ahead of its last token; it must be reset");
 }
 
 /* Between the chunks of a prompt. The device is done with those before: so a signal does not wait behind work that was
@@ -389,7 +217,7 @@ static status_t check_chunk(engine_t *engine) {
 
 status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens) {
     int64_t n = (int64_t)n_tokens, pos = engine->sequence->pos;
-    TRY(check_not_ahead(engine));
+    TRY(engine_check_not_ahead(engine));
     if (n < 1) return status_fail(STATUS_USAGE, "a step needs at least one token");
     if (n > engine->max_context - pos)
         return status_fail(STATUS_USAGE, "%" PRId64 " tokens after %" PRId64 " do not fit a context of %" PRId64, n,
@@ -409,164 +237,6 @@ status_t engine_forward(engine_t *engine, const int32_t *tokens, size_t n_tokens
         if (status == STATUS_OK) status = runner_run(engine->runner, tokens + done, chunk, done + chunk == n);
         done += chunk;
     }
-    heartbeat_set_busy(false);
-    return status;
-}
-
-/* Rank 0 gathers the pair of each rank. */
-static status_t gather_pairs(engine_t *engine) {
-    const token_pair_t *chosen;
-    token_pair_t pair;
-    TRY(step_argmax(engine->step, &chosen));
-    TRY(engine->backend->ops->download(engine->backend, &pair, chosen, sizeof pair));
-    comm_gather(engine->comm, &pair, sizeof pair, engine->pairs);
-    return STATUS_OK;
-}
-
-/* Rank 0 gathers the logits of each rank. */
-static status_t gather_logits(engine_t *engine) {
-    backend_t *backend = engine->backend;
-    size_t bytes = (size_t)engine->weights->local.vocab * sizeof(float);
-    return backend->ops->gather(backend, step_logits(engine->step), bytes, engine->local_logits, engine->logits);
-}
-
-/* Rank 0's choice; -1 if a logit is NaN or Inf. */
-static int32_t choose(engine_t *engine, const sampling_t *sampling) {
-    if (sampling->temperature == 0.0) return sampler_best_pair(engine->pairs, comm_tp_size(engine->comm)).token;
-    for (int64_t i = 0; i < engine->config.vocab_size; i++) {
-        if (!isfinite(engine->logits[i])) return -1;
-    }
-    const sampler_args_t args = {
-        .logits = engine->logits,
-        .n_logits = engine->n_valid_tokens,
-        .temperature = sampling->temperature,
-        .top_k = sampling->top_k,
-        .top_p = sampling->top_p,
-        .seed = sampling->seed,
-        .position = (uint64_t)engine->sequence->pos,
-        .order = engine->order,
-        .cumulative = engine->cumulative,
-    };
-    return sampler_draw(&args);
-}
-
-/* Rank 0's answer. */
-static void fill_sample(engine_t *engine, const sampling_t *sampling, sample_t *sample) {
-    if (sampling->temperature == 0.0) sample->pairs = engine->pairs;
-    if (sampling->keep_logits) sample->logits = engine->logits;
-    if (sampling->n_top_logprobs > 0) {
-        int n = sampling->n_top_logprobs;
-        sampler_rank(engine->logits, engine->n_valid_tokens, n, engine->top_tokens);
-        sampler_logprobs(engine->logits, engine->config.vocab_size, engine->top_tokens, n, engine->top_logprobs);
-        sample->top_tokens = engine->top_tokens;
-        sample->top_logprobs = engine->top_logprobs;
-    }
-}
-
-static status_t check_sampling(const engine_t *engine, const sampling_t *sampling) {
-    TRY(check_not_ahead(engine));
-    if (engine->sequence->pos == 0) return status_fail(STATUS_USAGE, "there is no token yet to go on from");
-    if (!(sampling->temperature >= 0.0 && isfinite(sampling->temperature)))
-        return status_fail(STATUS_USAGE, "the temperature must be 0 or more, not %g", sampling->temperature);
-    if (!(sampling->top_p > 0.0 && sampling->top_p <= 1.0))
-        return status_fail(STATUS_USAGE, "top_p must be above 0 and at most 1, not %g", sampling->top_p);
-    if (sampling->top_k < 0) return status_fail(STATUS_USAGE, "top_k must be 0 or more, not %" PRId64, sampling->top_k);
-    if (sampling->n_top_logprobs < 0 || sampling->n_top_logprobs > engine->n_valid_tokens)
-        return status_fail(STATUS_USAGE, "log-probabilities of %d tokens are wanted; there are %" PRId64,
-                           sampling->n_top_logprobs, engine->n_valid_tokens);
-    return STATUS_OK;
-}
-
-static status_t fail_numerics(const engine_t *engine) {
-    return status_fail(STATUS_NUMERICS,
-                       "logits after token %" PRId64 " are NaN or Inf; check the model with galvani inspect --verify",
-                       engine->sequence->pos);
-}
-
-static status_t sample_token(engine_t *engine, const sampling_t *sampling, status_t outside, sample_t *sample) {
-    bool greedy = sampling->temperature == 0.0;
-    bool is_root = comm_tp_rank(engine->comm) == 0;
-    sample_t chosen = {0};
-    struct {
-        int32_t token, outside;
-    } outcome = {.outside = (int32_t)outside};
-
-    TRY(check_sampling(engine, sampling));
-    op_trace_begin(engine->trace);
-    if (greedy) TRY(gather_pairs(engine));
-    if (!greedy || sampling->keep_logits || sampling->n_top_logprobs > 0) TRY(gather_logits(engine));
-    if (is_root) outcome.token = choose(engine, sampling);
-    comm_broadcast(engine->comm, &outcome, sizeof outcome);
-    if (outcome.outside != STATUS_OK) return comm_agree(engine->comm, is_root ? outside : STATUS_OK);
-    if (outcome.token < 0) return fail_numerics(engine);
-    if (is_root) fill_sample(engine, sampling, &chosen);
-    chosen.token = outcome.token;
-    op_trace_end_host(engine->trace, OP_GROUP_SAMPLING, "sample");
-    TRY(op_trace_collect(engine->trace, engine->is_decode));
-    *sample = chosen;
-    return STATUS_OK;
-}
-
-status_t engine_sample(engine_t *engine, const sampling_t *sampling, status_t outside, sample_t *sample) {
-    heartbeat_set_busy(true);
-    status_t status = sample_token(engine, sampling, outside, sample);
-    heartbeat_set_busy(false);
-    return status;
-}
-
-/* Whether this call's token stays on the device. */
-static bool takes_run_ahead(engine_t *engine, const sampling_t *sampling) {
-    route_state_t *route = &engine->run_ahead;
-    const char *refusal = engine->backend->advance_refusal;
-    if (!route->wanted) return false;
-    if (!refusal && !engine->routes[ROUTE_CUDA_GRAPH].on) refusal = "needs cuda_graph";
-    if (!refusal && (sampling->temperature != 0.0 || sampling->keep_logits || sampling->n_top_logprobs > 0))
-        refusal = "needs greedy decoding, without logits or log-probabilities";
-    if (refusal && !route->refusal) route->refusal = refusal;
-    return !refusal;
-}
-
-static status_t queue_step(engine_t *engine) {
-    engine->run_ahead.n_launches++;
-    return runner_queue_step(engine->runner);
-}
-
-/* What ranks agree on is agreed on while the device works on the next step. */
-static status_t decode_ahead(engine_t *engine, const decode_args_t *args, sample_t *sample) {
-    runner_t *runner = engine->runner;
-    choice_t choice;
-    if (runner_n_ahead(runner) == 0) TRY(engine->token >= 0 ? queue_step(engine) : runner_queue_choice(runner));
-    int64_t next_pos = engine->sequence->pos + (engine->token >= 0);
-    bool has_next = !args->is_last && next_pos < engine->max_context;
-    if (has_next && runner_can_queue_step(runner)) TRY(queue_step(engine));
-    TRY(runner_await(runner, engine->token, &choice));
-    if (has_next && runner_n_ahead(runner) == 0 && runner_can_queue_step(runner)) TRY(queue_step(engine));
-
-    bool is_root = comm_tp_rank(engine->comm) == 0;
-    int32_t outside = (int32_t)args->outside;
-    comm_broadcast(engine->comm, &outside, sizeof outside);
-    if (outside != STATUS_OK) return comm_agree(engine->comm, is_root ? args->outside : STATUS_OK);
-    if (choice.token < 0) return fail_numerics(engine);
-    engine->token = choice.token;
-    *sample = (sample_t){.token = choice.token, .wall_ns = choice.wall_ns, .pairs = is_root ? choice.pairs : NULL};
-    return STATUS_OK;
-}
-
-status_t engine_decode_next(engine_t *engine, const decode_args_t *args, sample_t *sample) {
-    bool is_ahead = takes_run_ahead(engine, args->sampling) || runner_n_ahead(engine->runner) > 0;
-    if (runner_n_ahead(engine->runner) == 0) {
-        int32_t token = engine->token;
-        bool has_token = is_ahead && runner_has_token(engine->runner) && engine->sequence->pos < engine->max_context;
-        TRY(check_sampling(engine, args->sampling));
-        if (token >= 0 && !has_token) TRY(engine_forward(engine, &token, 1));
-    }
-    if (!is_ahead) {
-        TRY(engine_sample(engine, args->sampling, args->outside, sample));
-        engine->token = sample->token;
-        return STATUS_OK;
-    }
-    heartbeat_set_busy(true);
-    status_t status = decode_ahead(engine, args, sample);
     heartbeat_set_busy(false);
     return status;
 }
