@@ -35,7 +35,7 @@ enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 static void print_help(FILE *stream) {
     fputs("usage: galvani COMMAND [options]; galvani COMMAND --help lists them\n\n", stream);
     for (int i = 0; i < N_COMMANDS; i++)
-        fprintf(stream, "  %-10s %s\n", commands[i].name, commands[i].summary);
+        fprintf(stream, "  %-10s  %s\n", commands[i].name, commands[i].summary);
     fputs("\ngalvani --version prints the version of the program and its libraries.\n", stream);
 }
 

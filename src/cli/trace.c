@@ -28,7 +28,8 @@ static const char help[] =
     "  --kind NAME      of plot (tpot)\n"
     "  --step N         of plot --kind timeline (the step of median duration)\n"
     "  --out PATH       of export (standard output), of plot (FILE's name with .KIND.svg; or .png)\n"
-    "  --bandwidth GB/S of report: of the device's memory, for the share of the byte floor (what the run file says)\n"
+    "  --bandwidth N    of report: GB/s of the device's memory, for the share of the byte floor (what the run file "
+    "says)\n"
     "  --interval MS    of watch (500)\n"
     "  --help           print this and stop\n";
 
