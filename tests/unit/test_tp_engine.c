@@ -126,6 +126,38 @@ static void test_limits_change_nothing(void **state) {
     engine_destroy(engine);
 }
 
+/* The same tokens as by engine_forward and engine_sample, up to the end of the context, greedy and drawn. */
+static void test_decode_next(void **state) {
+    (void)state;
+    static const sampling_t ways[] = {{.top_p = 1.0}, {.temperature = 1.0, .top_p = 0.9, .seed = 5}};
+    enum { N_NEW = 6 };
+    engine_args_t args = engine_args();
+    args.max_context = N_PROMPT + N_NEW - 1;
+    engine_t *engine = create(&args);
+    for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
+        const decode_args_t decode = {.sampling = &ways[way]};
+        int32_t tokens[N_NEW];
+        sample_t sample;
+        assert_all_ok(engine_reset(engine));
+        assert_fails(engine_decode_next(engine, &decode, &sample), STATUS_USAGE);
+        assert_all_ok(engine_forward(engine, prompt, N_PROMPT));
+        for (int i = 0; i < N_NEW; i++) {
+            assert_all_ok(engine_decode_next(engine, &decode, &sample));
+            tokens[i] = sample.token;
+        }
+        assert_fails(engine_decode_next(engine, &decode, &sample), STATUS_USAGE);
+
+        assert_all_ok(engine_reset(engine));
+        assert_all_ok(engine_forward(engine, prompt, N_PROMPT));
+        for (int i = 0; i < N_NEW; i++) {
+            if (i > 0) assert_all_ok(engine_forward(engine, &tokens[i - 1], 1));
+            assert_all_ok(engine_sample(engine, &ways[way], STATUS_OK, &sample));
+            assert_int_equal(sample.token, tokens[i]);
+        }
+    }
+    engine_destroy(engine);
+}
+
 static void test_bad_settings(void **state) {
     (void)state;
     engine_t *engine = NULL;
@@ -354,6 +386,7 @@ int main(void) {
     if (comm_init(&comm) != STATUS_OK || backend_create(BACKEND_CPU, comm, &backend) != STATUS_OK) return EXIT_FAILURE;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_limits_change_nothing),
+        cmocka_unit_test(test_decode_next),
         cmocka_unit_test(test_bad_settings),
         cmocka_unit_test(test_memory_is_asked_for_first),
         cmocka_unit_test(test_memory_is_steady),
