@@ -268,7 +268,7 @@ void engine_cost(const engine_t *engine, int64_t context, cost_t *cost) {
                         .runs_ahead = engine->run_ahead.n_launches > 0};
     const route_state_t *routes = backend->ops->routes ? backend->ops->routes(backend) : NULL;
     for (int i = 0; routes && i < N_KERNEL_ROUTES; i++)
-        args.routes_taken[i] = routes[i].n_launches > 0;
+        args.routes_taken[i] = routes[i].wanted && !routes[i].refusal;
     cost_build(&args, cost);
 }
 

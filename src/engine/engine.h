@@ -99,7 +99,8 @@ engine_info_t engine_get_info(const engine_t *engine);
 /* Kernels that a decode step launches, where it was recorded and replayed; else 0. */
 size_t engine_n_launches(const engine_t *engine);
 
-/* What a decode step behind `context` tokens costs, with the weights and routes in use. */
+/* What a decode step behind `context` tokens costs, with the weights in use and the routes that are wanted and were not
+ * refused so far. */
 void engine_cost(const engine_t *engine, int64_t context, cost_t *cost);
 
 /* Tokens of the sequence so far. */
