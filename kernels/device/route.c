@@ -13,6 +13,8 @@ static const char *const names[N_KERNEL_ROUTES] = {
     [ROUTE_EXPERTS_GROUPED] = "experts_grouped",
     [ROUTE_GR] = "gr",
     [ROUTE_CUDA_AWARE_MPI] = "cuda_aware_mpi",
+    [ROUTE_GEMV_M1] = "gemv_m1",
+    [ROUTE_LM_HEAD] = "lm_head",
 };
 
 const char *kernel_route_name(kernel_route_t route) { return names[route]; }

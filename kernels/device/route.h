@@ -24,6 +24,8 @@ typedef enum kernel_route {
     ROUTE_EXPERTS_GROUPED, /* many tokens' NVFP4 experts with fragments made in registers */
     ROUTE_GR,              /* gr_mix of one token in two launches (gr/gr_m1.h) */
     ROUTE_CUDA_AWARE_MPI,  /* MPI takes device memory itself: gathered logits, sums with --comm mpi */
+    ROUTE_GEMV_M1,         /* a dense projection of one token, weights loaded ahead (linear/gemv_m1.cuh) */
+    ROUTE_LM_HEAD,         /* logits and their argmax in one launch */
     N_KERNEL_ROUTES
 } kernel_route_t;
 

@@ -1,6 +1,8 @@
+#include "device/route.h"
 #include "linear/dense8.h"
 #include "linear/gemv.cuh"
 #include "linear/linear.h"
+#include "linear/linear_m1.h"
 
 namespace {
 
@@ -21,6 +23,8 @@ struct store_f32 {
 } // namespace
 
 status_t launch_linear(const linear_args_t *args, const device_queue_t *queue) {
+    if (args->n_tokens == 1 && route_take(queue, ROUTE_GEMV_M1, linear_m1_refusal(args)))
+        return launch_linear_m1(args, queue);
     if (args->n_tokens > LINEAR_MAX_GEMV_TOKENS || dense8_is_format(args->weight.dtype)) {
         gemm_args_t gemm = {};
         gemm.n_tokens = args->n_tokens;

@@ -12,8 +12,8 @@ extern "C" {
 
 /* y[t] = weight x[t]; weight is F32, BF16 or F16 on the CPU; F16, Q8 or QPN8 on CUDA. On the CPU each output is summed
  * in an order that depends on weight.columns alone, so a token's result does not depend on the tokens computed with it:
- * prefill in any chunks and decode agree to the bit. On CUDA that holds up to LINEAR_MAX_GEMV_TOKENS tokens; a GEMM of
- * more sums in the order of its library. */
+ * prefill in any chunks and decode agree to the bit. On CUDA one token (route gemv_m1), up to
+ * LINEAR_MAX_GEMV_TOKENS and more (a GEMM, as for 8 bits and more than one) each have an order of their own. */
 typedef struct linear_args {
     int64_t n_tokens;
     matrix_t weight;       /* [n_outputs, n_inputs] */

@@ -24,6 +24,7 @@
 #include "gr/gr.h"
 #include "linear/dense8.h"
 #include "linear/linear.h"
+#include "lm_head/lm_head.h"
 #include "ngram/ngram_rows.h"
 #include "ple/ple.h"
 #include "qsa/qsa.h"
@@ -145,6 +146,7 @@ typedef struct backend_ops {
     status_t (*shared_expert)(backend_t *backend, const shared_expert_args_t *args);
     status_t (*ple_gather)(backend_t *backend, const ple_gather_args_t *args);
     status_t (*ple_mix)(backend_t *backend, const ple_mix_args_t *args);
+    status_t (*lm_head)(backend_t *backend, const lm_head_args_t *args);
     status_t (*argmax)(backend_t *backend, const argmax_args_t *args);
     status_t (*advance_begin)(backend_t *backend, const advance_args_t *args); /* NULL, see advance_refusal */
     status_t (*advance)(backend_t *backend, const advance_args_t *args);       /* `push` is set by the backend */

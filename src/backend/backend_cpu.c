@@ -184,6 +184,11 @@ static status_t cpu_ple_mix(backend_t *backend, const ple_mix_args_t *args) {
     return ple_mix_cpu(args);
 }
 
+static status_t cpu_lm_head(backend_t *backend, const lm_head_args_t *args) {
+    (void)backend;
+    return lm_head_cpu(args);
+}
+
 static status_t cpu_argmax(backend_t *backend, const argmax_args_t *args) {
     (void)backend;
     return argmax_cpu(args);
@@ -239,6 +244,7 @@ static const backend_ops_t cpu_ops = {
     .shared_expert = cpu_shared_expert,
     .ple_gather = cpu_ple_gather,
     .ple_mix = cpu_ple_mix,
+    .lm_head = cpu_lm_head,
     .argmax = cpu_argmax,
     .fill = cpu_fill,
     .destroy = cpu_destroy,

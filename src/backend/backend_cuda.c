@@ -456,6 +456,7 @@ OP(experts)
 OP(shared_expert)
 OP(ple_gather)
 OP(ple_mix)
+OP(lm_head)
 OP(argmax)
 #undef OP
 
@@ -536,6 +537,7 @@ static const backend_ops_t cuda_ops = {
     .shared_expert = cuda_shared_expert,
     .ple_gather = cuda_ple_gather,
     .ple_mix = cuda_ple_mix,
+    .lm_head = cuda_lm_head,
     .argmax = cuda_argmax,
     .advance_begin = cuda_advance_begin,
     .advance = cuda_advance,

@@ -111,7 +111,7 @@ static const option_spec_t specs[] = {
      "auto|push|nccl|mpi", 0, 0, "what carries sums between ranks (auto)"},
     {NULL, "dense", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH | COMMAND_MICROBENCH, false, AT(dense), "FORMAT",
      "auto|fp16|q8|qpn8", 0, 0,
-     "form of the projections of GR, GDN and QSA on GPUs, made while loading; auto is fp16 (auto)"},
+     "form of the projections of GR, GDN and QSA on GPUs, made while loading; auto is q8 in bench, else fp16 (auto)"},
     {NULL, "route", OPTION_ROUTE, COMMAND_RUN | COMMAND_BENCH | COMMAND_MICROBENCH, false, AT(routes), "NAME=on|off",
      NULL, 0, 0, "switch a fast path; may be repeated"},
     {NULL, "prefill-chunk", OPTION_INT, COMMAND_RUN | COMMAND_BENCH, false, AT(prefill_chunk), "N", NULL, 1, 1 << 20,
@@ -403,6 +403,7 @@ status_t options_parse(option_store_t *store, command_bit_t command, int argc, c
                                          .val = FIRST_VALUE + i};
 
     options_t parsed = defaults;
+    parsed.command = command;
     if (command == COMMAND_BENCH) parsed.max_new = 512;
     bool given[N_SPECS] = {false};
     opterr = 0;

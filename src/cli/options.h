@@ -33,6 +33,7 @@ typedef struct route_choice {
 
 /* The options in force. Strings live as long as the option_store that they came through. */
 typedef struct options {
+    command_bit_t command; /* whose they are */
     /* prompt */
     const char *prompt, *prompt_file, *tokens, *tokens_file;
     /* chat */

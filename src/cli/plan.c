@@ -31,9 +31,11 @@ backend_kind_t plan_backend_kind(const char *name) {
 }
 
 status_t plan_dense_form(const options_t *options, const backend_ops_t *ops, dense_form_t *form) {
-    bool is_on = true, is_controlled = false;
+    bool is_auto = strcmp(options->dense, "auto") == 0, is_on = true, is_controlled = false;
     *form = (dense_form_t){0};
-    if (strcmp(options->dense, "auto") == 0 || strcmp(options->dense, "fp16") == 0) return STATUS_OK;
+    if (strcmp(options->dense, "fp16") == 0) return STATUS_OK;
+    /* The lane takes the form whose quality held (docs/performance.md); else weights are what the model says. */
+    if (is_auto && (options->command != COMMAND_BENCH || !ops->takes_dense8)) return STATUS_OK;
     if (!ops->takes_dense8)
         return status_fail(STATUS_USAGE,
                            "--dense %s needs GPUs: the %s backend keeps weights as they are stored; take --dense auto",
@@ -43,7 +45,7 @@ status_t plan_dense_form(const options_t *options, const backend_ops_t *ops, den
     for (int i = 0; i < options->n_control_routes; i++)
         is_controlled |= strcmp(options->control_routes[i].name, "dense8") == 0;
     form->is_8bit = is_on || is_controlled;
-    form->dtype = strcmp(options->dense, "q8") == 0 ? DTYPE_Q8 : DTYPE_QPN8;
+    form->dtype = strcmp(options->dense, "qpn8") == 0 ? DTYPE_QPN8 : DTYPE_Q8;
     form->keep_f16 = is_controlled;
     return STATUS_OK;
 }

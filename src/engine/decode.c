@@ -45,10 +45,8 @@ status_t engine_check_not_ahead(const engine_t *engine) {
 
 /* Rank 0 gathers the pair of each rank. */
 static status_t gather_pairs(engine_t *engine) {
-    const token_pair_t *chosen;
     token_pair_t pair;
-    TRY(step_argmax(engine->step, &chosen));
-    TRY(engine->backend->ops->download(engine->backend, &pair, chosen, sizeof pair));
+    TRY(engine->backend->ops->download(engine->backend, &pair, step_argmax(engine->step), sizeof pair));
     comm_gather(engine->comm, &pair, sizeof pair, engine->pairs);
     return STATUS_OK;
 }

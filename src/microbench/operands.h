@@ -58,8 +58,7 @@ status_t operands_activations(operands_t *operands, operand_life_t life, int64_t
  * them as they were stored, in BF16. */
 status_t operands_matrix(operands_t *operands, operand_life_t life, int64_t rows, int64_t columns, matrix_t *matrix);
 
-/* A cold one in the form `dense`. The reference still knows BF16, so what the form costs shows.
- */
+/* A cold one in the form `dense`. The reference still knows BF16, so what the form costs shows. */
 status_t operands_dense(operands_t *operands, int64_t rows, int64_t columns, matrix_t *matrix);
 
 /* Bytes (random & mask) + offset. */

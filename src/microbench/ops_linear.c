@@ -26,8 +26,8 @@ static status_t prepare(microbench_t *bench, bool is_dense, int64_t rows, int64_
 
 static status_t run(backend_t *backend, const void *args) { return backend->ops->linear(backend, args); }
 
-static status_t reference(const microbench_t *bench, const void *args, microbench_error_t *error) {
-    const linear_args_t *linear = args;
+/* What lies in y or y_f32 against W x. */
+static status_t compare(const microbench_t *bench, const linear_args_t *linear, microbench_error_t *error) {
     ops_arrays_t arrays = {.operands = &bench->operands};
     int64_t rows = linear->weight.rows, columns = linear->weight.columns, n = linear->n_tokens * rows;
     const double *x = ops_read(&arrays, linear->x, linear->n_tokens * columns);
@@ -45,6 +45,10 @@ static status_t reference(const microbench_t *bench, const void *args, microbenc
     for (int64_t i = 0; i < n; i += step)
         microbench_compare(y[i], expected[i], error);
     return ops_free(&arrays);
+}
+
+static status_t reference(const microbench_t *bench, const void *args, microbench_error_t *error) {
+    return compare(bench, args, error);
 }
 
 static double bytes(const microbench_t *bench, const void *args) {
@@ -78,4 +82,55 @@ LINEAR(qsa_in_proj, "q, gate, k, v and index keys of QSA", ops_has_qsa, true, be
 LINEAR(qsa_o_proj, "output of QSA", ops_has_qsa, true, bench->config->hidden_size, bench->local.attention_width, false);
 LINEAR(router_proj, "router logits and the shared expert's gate", NULL, false, bench->config->num_experts + 1,
        bench->config->hidden_size, true);
-LINEAR(lm_head, "logits", NULL, false, bench->local.vocab, bench->config->hidden_size, true);
+
+static status_t prepare_lm_head(microbench_t *bench, void *args) {
+    static const uint64_t zeros[LM_HEAD_STATE];
+    operands_t *operands = &bench->operands;
+    lm_head_args_t made = {.first_token = bench->local.tp_rank * bench->local.vocab,
+                           .n_valid = bench->config->vocab_size};
+    activation_t *u;
+    void *data;
+    TRY(operands_matrix(operands, OPERAND_COLD, bench->local.vocab, bench->config->hidden_size, &made.weight));
+    TRY(operands_activations(operands, OPERAND_WARM, bench->config->hidden_size, 1.0, &u));
+    made.u = u;
+    TRY(operands_output(operands, (size_t)made.weight.rows * sizeof(float), &data));
+    made.logits = data;
+    TRY(operands_output(operands, sizeof(token_pair_t), &data));
+    made.pair = data;
+    TRY(operands_upload(operands, OPERAND_WARM, DTYPE_I64, LM_HEAD_STATE, zeros, &data));
+    made.state = data;
+    *(lm_head_args_t *)args = made;
+    return STATUS_OK;
+}
+
+static status_t run_lm_head(backend_t *backend, const void *args) { return backend->ops->lm_head(backend, args); }
+
+static status_t reference_lm_head(const microbench_t *bench, const void *args, microbench_error_t *error) {
+    const lm_head_args_t *head = args;
+    const linear_args_t linear = {.n_tokens = 1, .weight = head->weight, .x = head->u, .y_f32 = head->logits};
+    ops_arrays_t arrays = {.operands = &bench->operands};
+    token_pair_t pair;
+    TRY(compare(bench, &linear, error));
+    TRY(bench->backend->ops->download(bench->backend, &pair, head->pair, sizeof pair));
+    const double *logits = ops_download(&arrays, head->logits, DTYPE_F32, head->weight.rows);
+    int64_t best = 0;
+    for (int64_t i = 1; logits && i < head->weight.rows; i++)
+        if (logits[i] > logits[best]) best = i;
+    if (pair.token != head->first_token + best) error->is_wrong = true;
+    return ops_free(&arrays);
+}
+
+static double bytes_lm_head(const microbench_t *bench, const void *args) {
+    const lm_head_args_t *head = args;
+    return ops_matrix_bytes(&head->weight) +
+           (double)head->weight.columns * (double)bench->backend->ops->activation_bytes +
+           (double)head->weight.rows * sizeof(float);
+}
+
+const microbench_op_t microbench_lm_head = {.name = "lm_head",
+                                            .summary = "logits and their argmax",
+                                            .args_bytes = sizeof(lm_head_args_t),
+                                            .prepare = prepare_lm_head,
+                                            .run = run_lm_head,
+                                            .reference = reference_lm_head,
+                                            .bytes = bytes_lm_head};

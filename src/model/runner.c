@@ -96,12 +96,6 @@ size_t runner_n_launches(const runner_t *runner) {
     return recording->work ? runner->args.backend->ops->record_n_launches(recording->work) : 0;
 }
 
-static status_t choose(runner_t *runner, int64_t n_tokens) {
-    const token_pair_t *pair;
-    TRY(step_argmax(runner->args.step, &pair));
-    return step_advance(runner->args.step, &runner->advance, n_tokens);
-}
-
 /* A decode step's ops; `is_ahead`: its token is on the device, and so will be the next one. */
 static status_t decode_ops(runner_t *runner, bool is_ahead) {
     backend_t *backend = runner->args.backend;
@@ -112,7 +106,7 @@ static status_t decode_ops(runner_t *runner, bool is_ahead) {
         op_trace_end(trace, OP_GROUP_OTHER, -1, "begin");
     }
     TRY(step_compute(runner->args.step, runner->args.weights, runner->args.sequence, 1, true));
-    return is_ahead ? choose(runner, 1) : STATUS_OK;
+    return is_ahead ? step_advance(runner->args.step, &runner->advance, 1) : STATUS_OK;
 }
 
 static status_t make_recording(runner_t *runner, bool is_ahead, recording_t *recording) {
@@ -208,7 +202,7 @@ status_t runner_run(runner_t *runner, const int32_t *tokens, int64_t n_tokens, b
 }
 
 status_t runner_queue_choice(runner_t *runner) {
-    TRY(choose(runner, runner->n_tokens));
+    TRY(step_advance(runner->args.step, &runner->advance, runner->n_tokens));
     runner->has_token = true;
     runner->marked = ++runner->n_queued;
     runner->is_marked_decode = runner->n_tokens == 1;

@@ -47,6 +47,7 @@ struct step {
     activation_t *e;         /* [C, ple_embed_dim] */
     float *logits;           /* [vocab_size / T] */
     token_pair_t *pair;      /* their argmax */
+    uint64_t *head_state;    /* of lm_head, zero between steps */
     void *workspace;         /* of the op that runs */
 };
 
@@ -165,6 +166,7 @@ static void place(step_t *step, arena_t *arena) {
     step->router_logits = arena_floats(arena, n_tokens * (config->num_experts + 1));
     step->logits = arena_floats(arena, local->vocab);
     step->pair = arena_take(arena, 1, sizeof(token_pair_t));
+    step->head_state = arena_take(arena, LM_HEAD_STATE, sizeof(uint64_t));
     if (step->qsa.ratio) {
         step->q = arena_take(arena, n_tokens * local->attention_width, activation_bytes);
         step->gate = arena_take(arena, n_tokens * local->attention_width, activation_bytes);
@@ -513,7 +515,17 @@ static status_t head(step_t *step, const weights_t *weights) {
     int64_t last = step->n_tokens - 1;
     step->n_tokens = 1;
     TRY(gr_mix(step, &weights->final_hc, last));
-    return linear_f32(step, OP_GROUP_LM_HEAD, "lm_head", weights->lm_head, step->u, step->logits);
+    const lm_head_args_t args = {
+        .weight = weights->lm_head,
+        .u = step->u,
+        .first_token = step->args.local.tp_rank * step->args.local.vocab,
+        .n_valid = step->args.n_valid_tokens,
+        .logits = step->logits,
+        .pair = step->pair,
+        .state = step->head_state,
+    };
+    RUN(step, OP_GROUP_LM_HEAD, "lm_head", step->args.backend->ops->lm_head(step->args.backend, &args));
+    return STATUS_OK;
 }
 
 status_t step_compute(step_t *step, const weights_t *weights, sequence_t *sequence, int64_t n_tokens,
@@ -533,20 +545,7 @@ status_t step_compute(step_t *step, const weights_t *weights, sequence_t *sequen
     return want_logits ? head(step, weights) : STATUS_OK;
 }
 
-status_t step_argmax(step_t *step, const token_pair_t **pair) {
-    const local_shape_t *local = &step->args.local;
-    const argmax_args_t args = {
-        .n_logits = local->vocab,
-        .first_token = local->tp_rank * local->vocab,
-        .n_valid = step->args.n_valid_tokens,
-        .logits = step->logits,
-        .pair = step->pair,
-    };
-    TRY(step->args.backend->ops->argmax(step->args.backend, &args));
-    op_trace_stamp(step->args.trace, OP_GROUP_SAMPLING, "argmax");
-    *pair = step->pair;
-    return STATUS_OK;
-}
+const token_pair_t *step_argmax(const step_t *step) { return step->pair; }
 
 status_t step_advance(step_t *step, const advance_args_t *args, int64_t n_tokens) {
     advance_args_t advance = *args;

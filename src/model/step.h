@@ -42,8 +42,8 @@ status_t step_compute(step_t *step, const weights_t *weights, sequence_t *sequen
 /* This rank's logits, [vocab_size / T], in backend memory; the first is of token tp_rank * vocab_size / T. */
 const float *step_logits(const step_t *step);
 
-/* Queues this rank's argmax of those logits; `pair` (in backend memory, the step's) holds it once that is done. */
-status_t step_argmax(step_t *step, const token_pair_t **pair);
+/* This rank's argmax of those logits, in backend memory. */
+const token_pair_t *step_argmax(const step_t *step);
 
 /* Behind step_argmax: completes `args` (whose members of this step are not set) and gives the step the token that all
  * ranks' pairs lead to, as the next of the sequence. `n_tokens`: of the step before. Collective. */

@@ -1,5 +1,5 @@
-/* Dense projections in 8 bits on the device against the CPU: the same codes and scales to the bit, and the ops that
- * take them against FP32 products of the values that the codes stand for. */
+/* Dense projections against the CPU: 8-bit codes and scales to the bit, and the ops that take them, or FP16 on routes
+ * `gemv_m1` and `lm_head`, against FP32 products of the same values. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include <math.h>
 #include <string.h>
 
 #include "gpu_support.h"
@@ -104,42 +105,123 @@ static void codes_are_those_of_the_cpu(void **state) {
         conversion_case(shapes[i / 2][0], shapes[i / 2][1], formats[i % 2]);
 }
 
-/* Values of the codes are exact in FP32, so only sums differ; behind FP16 scratch (many tokens) also the weights. */
+static const route_state_t *route(kernel_route_t which) { return &CUDA->routes(device.cuda)[which]; }
+
+/* FP32 results in y_f32 and FP16 ones in y, each against the CPU's. */
+static void check_linear(const char *what, linear_args_t args, const float *y, double limit) {
+    int64_t n = args.n_tokens * args.weight.rows;
+    args.y_f32 = NULL;
+    args.y = poisoned(&device, (size_t)n * 2);
+    run(CUDA->linear(device.cuda, &args));
+    check_halves(&device, what, args.y, y, n, 1e-3);
+    args.y = NULL;
+    args.y_f32 = poisoned(&device, (size_t)n * 4);
+    run(CUDA->linear(device.cuda, &args));
+    check_floats(&device, what, args.y_f32, y, n, limit);
+}
+
+/* Values of the codes are exact in FP32, so only sums differ; behind FP16 scratch also the weights. */
 static void linear_case(int64_t n_tokens, int64_t rows, int64_t columns, dtype_t dtype) {
     char what[64];
-    snprintf(what, sizeof what, "linear %s %lld x %lld x %lld", dtype_name(dtype), (long long)n_tokens, (long long)rows,
+    snprintf(what, sizeof what, "%s %lld x %lld x %lld", dtype_name(dtype), (long long)n_tokens, (long long)rows,
              (long long)columns);
-    matrix_t weight = random_matrix(rows, columns), target = quantize_on_cpu(weight, dtype, NULL);
-    matrix_t values = values_of(target), on = quantize_on_gpu(upload_matrix(&device, weight), dtype, NULL);
+    matrix_t weight = random_matrix(rows, columns), on = upload_matrix(&device, weight), values = weight;
+    bool is_8bit = dtype != DTYPE_F16;
+    if (is_8bit) {
+        matrix_t target = quantize_on_cpu(weight, dtype, NULL);
+        values = values_of(target);
+        free_matrix(target);
+        on = quantize_on_gpu(on, dtype, NULL);
+        CUDA->set_dense8_scratch(device.cuda, poisoned(&device, (size_t)(rows * columns) * 2));
+    }
     float *x = random_floats(n_tokens * columns, 1.0f), *y = host_floats(n_tokens * rows);
     run(CPU->linear(device.cpu, &(linear_args_t){.n_tokens = n_tokens, .weight = values, .x = x, .y = y}));
-    linear_args_t args = {.n_tokens = n_tokens,
-                          .weight = on,
-                          .x = upload_halves(&device, x, n_tokens * columns),
-                          .y = poisoned(&device, (size_t)(n_tokens * rows) * 2)};
-    CUDA->set_dense8_scratch(device.cuda, poisoned(&device, (size_t)(rows * columns) * 2));
-    run(CUDA->linear(device.cuda, &args));
-    check_halves(&device, what, args.y, y, n_tokens * rows, 1e-3);
-    args.y = NULL;
-    args.y_f32 = poisoned(&device, (size_t)(n_tokens * rows) * 4);
-    run(CUDA->linear(device.cuda, &args));
-    check_floats(&device, what, args.y_f32, y, n_tokens * rows, 5e-4);
+    linear_args_t args = {.n_tokens = n_tokens, .weight = on, .x = upload_halves(&device, x, n_tokens * columns)};
+    bool fits = n_tokens == 1 && rows >= 4 && columns % (is_8bit ? 16 : 8) == 0 && columns <= 6144;
+    route_state_t *m1 = &CUDA->routes(device.cuda)[ROUTE_GEMV_M1];
+    int64_t n_before = m1->n_launches;
+    check_linear(what, args, y, is_8bit && !fits ? 1e-3 : 1e-5);
+    assert_int_equal(m1->n_launches - n_before, fits ? 2 : 0);
+    m1->wanted = false;
+    if (fits) check_linear("general form", args, y, is_8bit ? 1e-3 : 1e-5);
+    assert_int_equal(m1->n_launches - n_before, fits ? 2 : 0);
+    m1->wanted = true;
     CUDA->set_dense8_scratch(device.cuda, NULL);
     device_release(&device);
     memory_free(x);
     memory_free(y);
     free_matrix(weight);
-    free_matrix(target);
-    free_matrix(values);
+    if (is_8bit) free_matrix(values);
 }
 
-static void linear_takes_8_bits(void **state) {
+/* The shapes of the full model on 1, 2 and 4 ranks and of nano, and others. */
+static void linear_takes_every_form(void **state) {
     (void)state;
-    static const int64_t shapes[][3] = {{1, 1048, 160},  {1, 160, 384},  {1, 2560, 6144}, {1, 2560, 1536},
-                                        {1, 4120, 2560}, {1, 33, 2560},  {1, 70, 37},     {2, 320, 640},
-                                        {8, 160, 384},   {40, 320, 160}, {1, 40, 96},     {3, 2560, 1536}};
-    for (size_t i = 0; i < 2 * sizeof shapes / sizeof shapes[0]; i++)
-        linear_case(shapes[i / 2][0], shapes[i / 2][1], shapes[i / 2][2], formats[i % 2]);
+    static const int64_t shapes[][3] = {
+        {1, 1031, 2560}, {1, 640, 6144}, {1, 640, 3072}, {1, 2560, 1536}, {1, 1048, 160}, {1, 160, 384},
+        {1, 160, 96},    {1, 33, 2560},  {1, 1, 16},     {1, 7, 1008},    {1, 11, 4112},  {1, 5, 24},
+        {1, 70, 37},     {1, 3, 10240},  {2, 320, 640},  {8, 160, 384},   {40, 320, 160}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        linear_case(shapes[i][0], shapes[i][1], shapes[i][2], DTYPE_F16);
+        linear_case(shapes[i][0], shapes[i][1], shapes[i][2], DTYPE_Q8);
+        linear_case(shapes[i][0], shapes[i][1], shapes[i][2], DTYPE_QPN8);
+    }
+    if (!route(ROUTE_GEMV_M1)->refusal) fail_msg("nothing was refused");
+}
+
+/* Rows are made to give chosen logits: column 0 of a row times u[0] = 1; the others add nothing. */
+static void lm_head_case(int64_t rows, int64_t columns, int kind, bool with_route) {
+    enum { FIRST = 10000 };
+    matrix_t weight = random_matrix(rows, columns);
+    uint16_t *w = (uint16_t *)(uintptr_t)weight.data;
+    float *u = random_floats(columns, 1.0f), *logits = host_floats(rows);
+    if (kind > 0) {
+        memset(u, 0, (size_t)columns * sizeof *u);
+        u[0] = 1.0f;
+        for (int64_t i = 0; i < rows; i++)
+            w[i * columns] = f16_from_float(kind == 1 ? (float)random_below(3) : -(float)random_below(1000) - 1.0f);
+    }
+    if (kind == 2) w[(rows - 1) * columns] = f16_from_float(-0.0f), w[(rows / 2) * columns] = 0x8000;
+    if (kind == 3) w[(rows / 2) * columns] = 0x7C00, w[(rows - 30) * columns] = 0x7E00;
+    if (kind == 4) w[(rows - 1) * columns] = 0x7C00; /* of a padding id */
+    token_pair_t pair;
+    lm_head_args_t args = {.weight = weight,
+                           .u = u,
+                           .first_token = FIRST,
+                           .n_valid = kind == 5 ? 9000 : FIRST + rows - (kind == 4 ? 20 : 0),
+                           .logits = logits,
+                           .pair = &pair};
+    lm_head_args_t on = args;
+    on.weight = upload_matrix(&device, weight);
+    on.u = upload_halves(&device, u, columns);
+    on.logits = poisoned(&device, (size_t)rows * sizeof(float));
+    on.pair = poisoned(&device, sizeof pair);
+    on.state = upload_bytes(&device, (uint64_t[LM_HEAD_STATE]){0}, LM_HEAD_STATE * sizeof(uint64_t));
+    run(CPU->lm_head(device.cpu, &args));
+    int64_t n_before = route(ROUTE_LM_HEAD)->n_launches;
+    CUDA->routes(device.cuda)[ROUTE_LM_HEAD].wanted = with_route;
+    for (int i = 0; i < 2; i++) { /* the second time from what the first left */
+        run(CUDA->lm_head(device.cuda, &on));
+        if (kind != 3 && kind != 4) check_floats(&device, "lm_head", on.logits, logits, rows, 1e-5);
+        check_bytes(&device, "lm_head token", &on.pair->token, &pair.token, sizeof pair.token);
+        if (kind > 0 && !isnan(pair.value))
+            check_bytes(&device, "lm_head value", &on.pair->value, &pair.value, sizeof pair.value);
+    }
+    assert_int_equal(route(ROUTE_LM_HEAD)->n_launches - n_before, with_route ? 2 : 0);
+    CUDA->routes(device.cuda)[ROUTE_LM_HEAD].wanted = true;
+    device_release(&device);
+    memory_free(u);
+    memory_free(logits);
+    free_matrix(weight);
+}
+
+static void lm_head_chooses_as_the_cpu(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 6; kind++) {
+        lm_head_case(2656, 160, kind, true);
+        lm_head_case(1003, 2560, kind, true);
+        lm_head_case(664, 160, kind, false);
+    }
 }
 
 /* Against FP16 weights rounded from the same codes. */
@@ -201,7 +283,8 @@ int main(void) {
     device_open(&device);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(codes_are_those_of_the_cpu),
-        cmocka_unit_test(linear_takes_8_bits),
+        cmocka_unit_test(linear_takes_every_form),
+        cmocka_unit_test(lm_head_chooses_as_the_cpu),
         cmocka_unit_test(gr_mix_takes_8_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
