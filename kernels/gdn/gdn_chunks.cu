@@ -1,14 +1,26 @@
 /* The gated delta rule in chunks of 64 tokens (the WY form of the DeltaNet and Gated DeltaNet papers). With S0 the
- * state before a chunk, G_i the sum of its first i + 1 g's and T = (1 + L)^-1, L[i][j] = beta_i exp(G_i - G_j) k_i.k_j
- * (j < i): d = T diag(beta) V - T diag(beta exp(G)) K S0 o_i = exp(G_i) S0^T q_i + sum over j <= i of exp(G_i - G_j)
- * (q_i.k_j) d_j S = exp(G_last) S0 + sum over j of exp(G_last - G_j) k_j d_j^T No exponent is positive. T is made in
- * FP32, the state stays FP32; factors of products are rounded to FP16, sums are FP32. Tokens come in segments, so that
- * what passes between the kernels stays in the L2:
- *   1. gdn_prepare_kernel: convolution, SiLU and norms
- *   2. gdn_chunk_kernel: for each chunk and head what does not depend on the state: T diag(..) V, - T diag(..) K, the
- *      weights of d in o, in the order in which the next kernel's lanes take them as fragments
- *   3. gdn_walk_kernel: for each head and 32 columns of the state the chunks one after another
- *   4. gdn_gate_kernel: the norm over a head and the output gate
+ * state before a chunk, G_i the sum of its g up to token i, and T = (1 + L)^-1, where for j < i
+ *
+ *   L_ij = beta_i exp(G_i - G_j) k_i.k_j
+ *
+ *   d = T diag(beta) V - T diag(beta exp(G)) K S0
+ *
+ *   o_i = exp(G_i) S0^T q_i + sum over j <= i of exp(G_i - G_j) (q_i.k_j) d_j
+ *
+ *   S = exp(G_last) S0 + sum over j of exp(G_last - G_j) k_j d_j^T
+ *
+ * No exponent is positive. T is made in FP32, the state stays FP32; factors of products are rounded to FP16, sums are
+ * FP32. Tokens come in segments, so that what passes between the kernels stays in the L2:
+ *
+ *   gdn_prepare_kernel: convolution, SiLU and norms
+ *
+ *   gdn_chunk_kernel: for each chunk and head what does not depend on the state, in the order in which the next
+ *   kernel's lanes take it as fragments
+ *
+ *   gdn_walk_kernel: for each head and 32 columns of the state the chunks one after another
+ *
+ *   gdn_gate_kernel: the norm over a head and the output gate
+ *
  * Key and value heads of 128 or of 32, conv_kernel 4. */
 
 #include "device/mma.cuh"
