@@ -33,8 +33,7 @@ static const struct {
     {.op = "experts", .general = 2},
     {.op = "shared_expert", .general = 2},
     {.op = "moe_all_reduce", .general = 1},
-    {.op = "lm_head", .general = 1},
-    {.op = "argmax", .general = 1},
+    {.op = "lm_head", .general = 2, .route = ROUTE_LM_HEAD, .on_route = 1},
     {.op = "advance", .general = 1},
 };
 /* clang-format on */

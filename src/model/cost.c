@@ -186,7 +186,6 @@ void cost_build(const cost_args_t *args, cost_t *cost) {
                     .group = OP_GROUP_LM_HEAD,
                     .n_calls = 1,
                     .bytes = matrix_bytes(plain_of(args), args->local.vocab, config->hidden_size)});
-    add(args, cost, (cost_op_t){.name = "argmax", .group = OP_GROUP_SAMPLING, .n_calls = 1});
     if (args->runs_ahead) add(args, cost, (cost_op_t){.name = "advance", .group = OP_GROUP_SAMPLING, .n_calls = 1});
 }
 
