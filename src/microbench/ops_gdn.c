@@ -70,23 +70,26 @@ static void convolve(const gdn_core_args_t *gdn, const double *projected, const 
 
 static double l2_factor(const double *x, int64_t n) { return 1.0 / sqrt(ops_dot(x, x, n) + 1e-6); }
 
-/* o = S^T q of one head after one token. */
+/* o = S^T q of one head after one token; `delta` has room for value_dim values. */
 static void step_head(const gdn_core_args_t *gdn, const double *q, const double *k, const double *v, double beta,
-                      double decay, double *state, double *o) {
+                      double decay, double *state, double *delta, double *o) {
     int64_t Dk = gdn->key_dim, Dv = gdn->value_dim;
     double q_factor = l2_factor(q, Dk) / sqrt((double)Dk), k_factor = l2_factor(k, Dk);
-    for (int64_t j = 0; j < Dv; j++) {
-        double seen = 0, out = 0;
-        for (int64_t i = 0; i < Dk; i++) {
+    for (int64_t j = 0; j < Dv; j++)
+        delta[j] = o[j] = 0;
+    for (int64_t i = 0; i < Dk; i++) {
+        for (int64_t j = 0; j < Dv; j++) {
             state[i * Dv + j] *= decay;
-            seen += state[i * Dv + j] * k[i] * k_factor;
+            delta[j] += state[i * Dv + j] * k[i] * k_factor;
         }
-        double delta = (v[j] - seen) * beta;
-        for (int64_t i = 0; i < Dk; i++) {
-            state[i * Dv + j] += k[i] * k_factor * delta;
-            out += state[i * Dv + j] * q[i] * q_factor;
+    }
+    for (int64_t j = 0; j < Dv; j++)
+        delta[j] = (v[j] - delta[j]) * beta;
+    for (int64_t i = 0; i < Dk; i++) {
+        for (int64_t j = 0; j < Dv; j++) {
+            state[i * Dv + j] += k[i] * k_factor * delta[j];
+            o[j] += state[i * Dv + j] * q[i] * q_factor;
         }
-        o[j] = out;
     }
 }
 
@@ -101,7 +104,7 @@ static status_t reference(const microbench_t *bench, const void *args, microbenc
     const double *A_log = ops_read(&arrays, gdn->A_log, heads), *dt_bias = ops_read(&arrays, gdn->dt_bias, heads);
     const double *norm = ops_read(&arrays, gdn->norm, Dv);
     double *state = ops_read(&arrays, gdn->state, state_of(gdn)), *convolved = ops_zeros(&arrays, channels);
-    double *expected = ops_zeros(&arrays, N * heads * Dv);
+    double *expected = ops_zeros(&arrays, N * heads * Dv), *delta = ops_zeros(&arrays, heads * Dv);
     const double *y = ops_download_activations(&arrays, gdn->y, N * heads * Dv);
     const double *state_after = ops_download(&arrays, gdn->state, DTYPE_F32, state_of(gdn));
     if (arrays.status != STATUS_OK) return ops_free(&arrays);
@@ -114,7 +117,8 @@ static status_t reference(const microbench_t *bench, const void *args, microbenc
             double *o = expected + (t * heads + head) * Dv;
             double decay = exp(-exp(A_log[head]) * log1p(exp(a[head] + dt_bias[head])));
             step_head(gdn, convolved + key_head * Dk, convolved + keys + key_head * Dk,
-                      convolved + 2 * keys + head * Dv, ops_sigmoid(b[head]), decay, state + head * Dk * Dv, o);
+                      convolved + 2 * keys + head * Dv, ops_sigmoid(b[head]), decay, state + head * Dk * Dv,
+                      delta + head * Dv, o);
             double factor = 1.0 / sqrt(ops_dot(o, o, Dv) / (double)Dv + gdn->rms_norm_eps);
             for (int64_t i = 0; i < Dv; i++) {
                 double gate = gdn->silu_gate ? ops_silu(z[head * Dv + i]) : ops_sigmoid(z[head * Dv + i]);
