@@ -182,7 +182,7 @@ static void print_model(const model_options_t *options, const cost_args_t *args,
                         const measurement_t *measured) {
     cost_t cost;
     cost_build(args, &cost);
-    bool overlaps = args->routes_taken[ROUTE_PDL] && device->overlap_us < device->launch_us;
+    bool overlaps = args->routes_taken[ROUTE_PDL] && device->overlap_us > 0;
     double total_ms = 0;
     printf("%s on %" PRId64 " rank%s, %s dense, %" PRId64 " tokens before; %s\n\n%-14s %9s %9s %9s %9s", options->model,
            options->tp_size, options->tp_size == 1 ? "" : "s", options->dense, options->context, device->name,
@@ -199,10 +199,14 @@ static void print_model(const model_options_t *options, const cost_args_t *args,
     print_row("sum", cost_bytes(&cost), cost_launches(&cost), cost_bytes(&cost) / device->bytes_per_s * 1e3, total_ms,
               measured, measured->ms);
     if (measured->n_launches > 0) printf("launches counted in the recorded step: %.0f\n", measured->n_launches);
-    printf("\n%.0f tokens/s. %s (%s): %.0f GB/s; a launch adds %.1f us to the time of its bytes, a sum over "
-           "ranks %.1f us, the host %.0f us a step that does not run ahead\n",
-           1e3 / total_ms, device->name, device->source, device->bytes_per_s / 1e9,
-           overlaps ? device->overlap_us : device->launch_us, device->sum_us, device->host_us);
+    printf("\n%.0f tokens/s. %s (%s): %.0f GB/s; ", 1e3 / total_ms, device->name, device->source,
+           device->bytes_per_s / 1e9);
+    if (overlaps)
+        printf("a launch takes %.1f us or the time of its bytes", device->overlap_us);
+    else
+        printf("a launch adds %.1f us to the time of its bytes", device->launch_us);
+    printf(", a sum over ranks takes %.1f us, the host %.0f us a step that does not run ahead\n", device->sum_us,
+           device->host_us);
     if (!overlaps && !measured->root) print_sensitivity(&cost, device);
 }
 

@@ -56,13 +56,14 @@ int64_t cost_launches(const cost_t *cost);
 
 /* What a device was measured, or is assumed, to do (the table in cost.c says which). */
 typedef struct cost_device {
-    const char *name;             /* part of what CUDA calls it */
-    double bytes_per_s;           /* of memory, as a long copy reaches it */
-    double launch_us, overlap_us; /* what a launch that depends on the one before adds to the time of its bytes:
-                                     ordinary, and where its start overlaps with the end of that one (route pdl) */
-    double sum_us;                /* a sum of hidden_size FP16 values over ranks by push, in place of a launch */
-    double host_us;               /* between a step and the next, where the host chooses the token */
-    const char *source;           /* of the figures */
+    const char *name;   /* part of what CUDA calls it */
+    double bytes_per_s; /* of memory, as a long copy reaches it */
+    double launch_us;   /* what a launch that depends on the one before adds to the time of its bytes */
+    double overlap_us;  /* the least that it takes where its start, and the loading of its weights, overlap with the end
+                           of that one (route pdl); its bytes take longer or are free. 0: nothing overlaps */
+    double sum_us;      /* a sum of hidden_size FP16 values over ranks by push, in place of a launch */
+    double host_us;     /* between a step and the next, where the host chooses the token */
+    const char *source; /* of the figures */
 } cost_device_t;
 
 extern const cost_device_t cost_devices[];
@@ -71,7 +72,8 @@ extern const int cost_n_devices;
 /* The device whose name `text` holds, "rank 0: NVIDIA H200, ..." say, whatever the case; NULL if there is none. */
 const cost_device_t *cost_find_device(const char *text);
 
-/* Time of a group in ms: for each launch what the device adds, and the bytes at the device's rate. */
+/* Time of a group in ms; an op's bytes are taken to be spread evenly over its launches. `overlaps`: launches do, if the
+ * device's can. */
 double cost_group_ms(const cost_t *cost, const cost_device_t *device, bool overlaps, op_group_t group);
 
 #ifdef __cplusplus
