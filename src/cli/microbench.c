@@ -10,6 +10,7 @@
 #include "cli/options.h"
 #include "cli/plan.h"
 #include "comm/watchdog.h"
+#include "engine/engine.h"
 #include "microbench/microbench.h"
 #include "model/synthetic.h"
 #include "model/tensor_source.h"
@@ -67,19 +68,18 @@ static status_t check_options(const run_t *run) {
     return STATUS_OK;
 }
 
+/* Those of kernels, and whether calls are recorded; the engine's others mean nothing to a single operator. */
 static status_t set_routes(const run_t *run) {
     const options_t *options = &run->options;
+    backend_t *backend = run->backend;
     for (int i = 0; i < options->n_routes; i++) {
-        const char *name = options->routes[i].name;
-        int route = 0;
-        while (route < N_KERNEL_ROUTES && strcmp(name, kernel_route_name((kernel_route_t)route)) != 0)
-            route++;
-        if (route < N_KERNEL_ROUTES && run->backend->ops->routes)
-            run->backend->ops->routes(run->backend)[route].wanted = options->routes[i].on;
-        else if (strcmp(name, "cuda_graph") == 0)
-            run->backend->can_record = run->backend->can_record && options->routes[i].on;
-        else if (route == N_KERNEL_ROUTES)
-            return status_fail(STATUS_USAGE, "there is no route \"%s\"", name);
+        const route_choice_t *choice = &options->routes[i];
+        TRY(engine_check_route(choice->name));
+        if (strcmp(choice->name, "cuda_graph") == 0) backend->can_record = backend->can_record && choice->on;
+        for (int route = 0; backend->ops->routes && route < N_KERNEL_ROUTES; route++) {
+            if (strcmp(choice->name, kernel_route_name((kernel_route_t)route)) == 0)
+                backend->ops->routes(backend)[route].wanted = choice->on;
+        }
     }
     return STATUS_OK;
 }
