@@ -11,12 +11,6 @@ __device__ __forceinline__ int64_t clock_ns() {
     return ns;
 }
 
-__global__ void advance_begin_kernel(stamp_t stamp, int64_t *begin_ns) {
-    next_start();
-    previous_wait(stamp);
-    *begin_ns = clock_ns();
-}
-
 /* What advance_args_t points to of other ranks', by value. */
 struct ranks {
     int n;
@@ -68,11 +62,6 @@ __global__ void __launch_bounds__(WARP)
 }
 
 } // namespace
-
-status_t launch_advance_begin(const advance_args_t *args, const device_queue_t *queue) {
-    launch_kernel(queue, advance_begin_kernel, 1, 1, 0, args->begin_ns);
-    return queue_check_launch("advance_begin");
-}
 
 status_t launch_advance(const advance_args_t *args, const device_queue_t *queue) {
     ranks all = {};

@@ -25,7 +25,7 @@ enum {
  * holds number i + 1. */
 typedef struct advance_record {
     uint64_t number;
-    int64_t begin_ns, end_ns; /* of the step, on the device's clock; begin_ns as of the last advance_begin */
+    int64_t begin_ns, end_ns; /* of the step, on the device's clock */
     int32_t token;            /* the largest value of any pair, the lowest id among equals; -1: one was NaN or Inf */
     int32_t reserved;
     token_pair_t pairs[ADVANCE_MAX_RANKS]; /* [tp_size] */
@@ -42,13 +42,10 @@ typedef struct advance_args {
 
     /* The backend's. */
     const struct push_args *push; /* where there is more than one rank */
-    int64_t *begin_ns;            /* in device memory, as is n_records */
+    int64_t *begin_ns;            /* of the step, on the device's clock; in device memory, as is n_records */
     uint64_t *n_records;          /* so far */
     advance_record_t *records;    /* [ADVANCE_N_RECORDS], in mapped host memory */
 } advance_args_t;
-
-/* Takes the time of a step's begin; for its first op. */
-status_t launch_advance_begin(const advance_args_t *args, const device_queue_t *queue);
 
 /* Collective, in that each rank's kernel waits for every other's pair. */
 status_t launch_advance(const advance_args_t *args, const device_queue_t *queue);

@@ -11,7 +11,6 @@ static const struct {
     kernel_route_t route;
     int on_route;
 } table[] = {
-    {.op = "begin", .general = 1},
     {.op = "embed", .general = 1},
     {.op = "ngram_rows", .general = 1},
     {.op = "ple_gather", .general = 1},

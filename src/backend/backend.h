@@ -148,8 +148,12 @@ typedef struct backend_ops {
     status_t (*ple_mix)(backend_t *backend, const ple_mix_args_t *args);
     status_t (*lm_head)(backend_t *backend, const lm_head_args_t *args);
     status_t (*argmax)(backend_t *backend, const argmax_args_t *args);
-    status_t (*advance_begin)(backend_t *backend, const advance_args_t *args); /* NULL, see advance_refusal */
-    status_t (*advance)(backend_t *backend, const advance_args_t *args);       /* `push` is set by the backend */
+
+    /* Decode ahead of the host, see advance_refusal: the next op's begin goes to args->begin_ns; the choice, with the
+     * `push` of args set by the backend. */
+    status_t (*advance_begin)(backend_t *backend, const advance_args_t *args);
+    status_t (*advance)(backend_t *backend, const advance_args_t *args);
+
     status_t (*fill)(backend_t *backend, const fill_args_t *args);
 
     void (*destroy)(backend_t *backend);

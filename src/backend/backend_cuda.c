@@ -303,9 +303,7 @@ static void cuda_set_dense8_scratch(backend_t *backend, activation_t *scratch) {
 }
 
 /* Stamps are made by the kernel that comes behind the mark, when all work before it is complete. */
-static status_t cuda_mark(backend_t *backend, size_t index) {
-    cuda_state_t *state = state_of(backend);
-    unsigned long long *slot = state->stamps + index;
+static status_t stamp_next(cuda_state_t *state, unsigned long long *slot) {
     if (state->due.n && state->due.slots + state->due.n != slot) {
         queue_stamp(&state->queue);
         TRY(queue_check_launch("a time stamp"));
@@ -313,6 +311,11 @@ static status_t cuda_mark(backend_t *backend, size_t index) {
     if (!state->due.n) state->due.slots = slot;
     state->due.n++;
     return STATUS_OK;
+}
+
+static status_t cuda_mark(backend_t *backend, size_t index) {
+    cuda_state_t *state = state_of(backend);
+    return stamp_next(state, state->stamps + index);
 }
 
 static status_t cuda_read_marks(backend_t *backend, size_t n, int64_t *ns) {
@@ -426,7 +429,7 @@ static status_t cuda_all_reduce(backend_t *backend, activation_t *data, size_t n
 }
 
 static status_t cuda_advance_begin(backend_t *backend, const advance_args_t *args) {
-    return launch_advance_begin(args, &state_of(backend)->queue);
+    return stamp_next(state_of(backend), (unsigned long long *)args->begin_ns);
 }
 
 static status_t cuda_advance(backend_t *backend, const advance_args_t *args) {

@@ -165,7 +165,6 @@ static void add_moe(const cost_args_t *args, cost_t *cost) {
 void cost_build(const cost_args_t *args, cost_t *cost) {
     const model_config_t *config = args->config;
     *cost = (cost_t){.runs_ahead = args->runs_ahead};
-    if (args->runs_ahead) add(args, cost, (cost_op_t){.name = "begin", .group = OP_GROUP_OTHER, .n_calls = 1});
     add(args, cost,
         (cost_op_t){.name = "embed",
                     .group = OP_GROUP_OTHER,

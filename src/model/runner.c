@@ -99,12 +99,7 @@ size_t runner_n_launches(const runner_t *runner) {
 /* A decode step's ops; `is_ahead`: its token is on the device, and so will be the next one. */
 static status_t decode_ops(runner_t *runner, bool is_ahead) {
     backend_t *backend = runner->args.backend;
-    op_trace_t *trace = runner->args.trace;
-    if (is_ahead) {
-        op_trace_begin(trace);
-        TRY(backend->ops->advance_begin(backend, &runner->advance));
-        op_trace_end(trace, OP_GROUP_OTHER, -1, "begin");
-    }
+    if (is_ahead) TRY(backend->ops->advance_begin(backend, &runner->advance));
     TRY(step_compute(runner->args.step, runner->args.weights, runner->args.sequence, 1, true));
     return is_ahead ? step_advance(runner->args.step, &runner->advance, 1) : STATUS_OK;
 }
