@@ -229,12 +229,12 @@ static status_t generation_loop(generation_t *generation, recorder_t *recorder) 
         sample_t sample;
         TRY(engine_decode_next(context->engine, &decode, &sample));
         TRY(watchdog_check());
-        int64_t wall_ns = sample.wall_ns ? sample.wall_ns : clock_now_ns() - begin_ns;
+        int64_t wall_ns = sample.end_ns - begin_ns;
         generation->generated[generation->n_generated] = sample.token;
         generation->wall_ns[generation->n_generated++] = wall_ns;
         add_to_result(generation, wall_ns);
-        decode.outside = recorder_add(recorder, &sample, begin_ns, begin_ns + wall_ns);
-        begin_ns += wall_ns;
+        decode.outside = recorder_add(recorder, &sample, begin_ns, sample.end_ns);
+        begin_ns = sample.end_ns;
         if (!job->ignore_eos && generation_config_is_eos(&context->stops, sample.token)) {
             generation->stop_reason = "eos";
             break;

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "base/clock.h"
 #include "base/heartbeat.h"
 #include "engine/engine_state.h"
 #include "engine/sampler.h"
@@ -131,6 +132,7 @@ static status_t sample_token(engine_t *engine, const sampling_t *sampling, statu
     chosen.token = outcome.token;
     op_trace_end_host(engine->trace, OP_GROUP_SAMPLING, "sample");
     TRY(op_trace_collect(engine->trace, engine->is_decode));
+    chosen.end_ns = clock_now_ns();
     *sample = chosen;
     return STATUS_OK;
 }
@@ -176,7 +178,7 @@ static status_t decode_ahead(engine_t *engine, const decode_args_t *args, sample
     if (outside != STATUS_OK) return comm_agree(engine->comm, is_root ? args->outside : STATUS_OK);
     if (choice.token < 0) return fail_numerics(engine);
     engine->token = choice.token;
-    *sample = (sample_t){.token = choice.token, .wall_ns = choice.wall_ns, .pairs = is_root ? choice.pairs : NULL};
+    *sample = (sample_t){.token = choice.token, .end_ns = choice.end_ns, .pairs = is_root ? choice.pairs : NULL};
     return STATUS_OK;
 }
 

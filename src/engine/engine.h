@@ -59,7 +59,7 @@ typedef struct sampling {
  * asked for or not on rank 0. */
 typedef struct sample {
     int32_t token;             /* on every rank */
-    int64_t wall_ns;           /* since the token before was chosen, by the device's clock; 0: the host's clock tells */
+    int64_t end_ns;            /* when it was chosen, on this rank's clock (base/clock.h) */
     const token_pair_t *pairs; /* [tp_size], greedy */
     const float *logits;       /* [vocab_size] */
     const int32_t *top_tokens; /* [n_top_logprobs], falling */

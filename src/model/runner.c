@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "base/clock.h"
+
 typedef struct recording {
     void *work;       /* the backend's; NULL: not made yet */
     op_mark_t *marks; /* [n_marks]: the stamps that it makes */
@@ -36,8 +38,8 @@ struct runner {
     bool has_token;  /* the step's input is the choice that was queued last */
     uint64_t marked; /* the number of the choice whose step made stamps that were not read; 0: none */
     bool is_marked_decode;
-    bool was_choice_only; /* the oldest queued choice has no step of its own */
-    int64_t last_end_ns;  /* of the choice before */
+    bool was_choice_only;          /* the oldest queued choice has no step of its own */
+    int64_t end_ns, device_end_ns; /* of the choice before, on this rank's clock and the device's */
     token_pair_t pairs[ADVANCE_MAX_RANKS];
 };
 
@@ -234,19 +236,21 @@ status_t runner_await(runner_t *runner, int32_t token, choice_t *choice) {
     const advance_record_t *record = &runner->records[(number - 1) % ADVANCE_N_RECORDS];
     TRY(backend->ops->await(backend, &record->number, number));
     runner->n_awaited = number;
+    /* Nothing is queued behind a choice with stamps, so it is seen as it comes: there the two clocks are put together.
+     */
     if (number != runner->marked) {
+        runner->end_ns += record->end_ns - runner->device_end_ns;
         op_trace_share(trace, record->end_ns - record->begin_ns);
     } else {
+        runner->end_ns = clock_now_ns();
         runner->marked = 0;
         TRY(op_trace_collect(trace, runner->is_marked_decode));
     }
+    runner->device_end_ns = record->end_ns;
     if (!runner->was_choice_only) sequence_advance(runner->args.sequence, &token, 1);
     memcpy(runner->pairs, record->pairs, sizeof runner->pairs);
-    *choice = (choice_t){.token = record->token,
-                         .pairs = runner->pairs,
-                         .wall_ns = runner->was_choice_only ? 0 : record->end_ns - runner->last_end_ns};
     runner->was_choice_only = false;
-    runner->last_end_ns = record->end_ns;
+    *choice = (choice_t){.token = record->token, .pairs = runner->pairs, .end_ns = runner->end_ns};
     return STATUS_OK;
 }
 

@@ -42,7 +42,7 @@ status_t runner_run(runner_t *runner, const int32_t *tokens, int64_t n_tokens, b
 typedef struct choice {
     int32_t token;             /* -1: a logit is NaN or Inf */
     const token_pair_t *pairs; /* [tp_size], the runner's, until the next call */
-    int64_t wall_ns; /* since the choice before, by the device's clock; 0 for the first one behind runner_run */
+    int64_t end_ns; /* when it was chosen, on this rank's clock; the time from one choice to the next is the device's */
 } choice_t;
 
 /* Queues the greedy choice behind the step that runner_run computed, logits included. For a backend whose
