@@ -207,7 +207,8 @@ def test_watch(golden_shards, tmp_path):
     out = tmp_path / "watched.h5"
     process = start_run(golden_shards("mixed", 2), out, 60)
     try:
-        wait_for_steps(out, 1, process)
+        while not out.exists() and process.poll() is None:
+            time.sleep(0.005)
         done = galvani(0, "trace", "watch", out, "--interval", 50)
         assert process.wait(timeout=60) == 0
     finally:
