@@ -22,7 +22,9 @@ static __device__ __forceinline__ void previous_wait() {
  * So a step is traced without a launch more. */
 static __device__ __forceinline__ void previous_wait(stamp_t stamp) {
     previous_wait();
+    if (stamp.n == 0) return; /* first, as all that follows is in the way of a step that is not traced */
     if (threadIdx.x + threadIdx.y + threadIdx.z + blockIdx.x + blockIdx.y + blockIdx.z != 0) return;
+#pragma unroll 1
     for (int i = 0; i < stamp.n; i++)
         asm volatile("{ .reg .u64 ns; mov.u64 ns, %globaltimer; st.global.u64 [%0], ns; }" ::"l"(stamp.slots + i)
                      : "memory");

@@ -8,94 +8,15 @@
  *
  * down and up are both FP16, Q8 or QPN8, block_inject is FP16. Bytes: the weights once (6.6 MB a launch in FP16 at H
  * 2560, S 4, R 320; half of it and 3 % of scales in Q8), h, o and the sums from L2 in every block. All operands are
- * aligned to 16 bytes. Sums are in FP32 throughout, and so are z and
- * a, which the general form rounds to FP16. */
+ * aligned to 16 bytes. Sums are in FP32, and z and a are not rounded to FP16 as in the general form. */
 
 #include "gr/gr_m1.h"
 
-#include <type_traits>
-
 #include "device/device.cuh"
 #include "device/launch.cuh"
-#include "linear/dense8.cuh"
+#include "gr/gr_m1_chunk.cuh"
 
 namespace {
-
-/* Loads that the compiler leaves where they stand. load_early is for before previous_wait: through the read-only path,
- * of what no kernel writes. */
-__device__ __forceinline__ uint4 load_early(const uint4 *from) {
-    uint4 word;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-                 : "l"(from));
-    return word;
-}
-
-__device__ __forceinline__ unsigned short load_early(const unsigned short *from) {
-    unsigned short half;
-    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(half) : "l"(from));
-    return half;
-}
-
-__device__ __forceinline__ float load_early(const float *from) {
-    float value;
-    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(from));
-    return value;
-}
-
-__device__ __forceinline__ float load_here(const float *from) {
-    float value;
-    asm volatile("ld.volatile.global.f32 %0, [%1];" : "=f"(value) : "l"(from));
-    return value;
-}
-
-__device__ __forceinline__ unsigned short load_here(const unsigned short *from) {
-    unsigned short half;
-    asm volatile("ld.volatile.global.u16 %0, [%1];" : "=h"(half) : "l"(from));
-    return half;
-}
-
-__device__ __forceinline__ float scale_value(unsigned short bits) { return __half2float(__ushort_as_half(bits)); }
-__device__ __forceinline__ float scale_value(float scale) { return scale; }
-
-/* 16 bytes of a row of COLUMNS weights, and their product with as many values. */
-template <dtype_t DTYPE, int COLUMNS> struct chunk {
-    enum { VALUES = 16, GROUPS = (COLUMNS + DENSE8_GROUP - 1) / DENSE8_GROUP };
-    typedef std::conditional_t<DTYPE == DTYPE_Q8, unsigned short, float> scale_t;
-    uint4 word;
-    scale_t scale;
-
-    __device__ __forceinline__ void load(const matrix_t &matrix, int row, int column) {
-        word = load_early((const uint4 *)((const int8_t *)matrix.data + (int64_t)row * COLUMNS + column));
-        int64_t at = DTYPE == DTYPE_Q8 ? (int64_t)row * GROUPS + column / DENSE8_GROUP : row;
-        scale = load_early((const scale_t *)matrix.scales + at);
-    }
-    __device__ __forceinline__ float dot(const float x[VALUES]) const {
-        float code[VALUES], sum = 0.0f;
-        dense8_unpack16<DTYPE>(word, code);
-#pragma unroll
-        for (int j = 0; j < VALUES; j++)
-            sum = fmaf(code[j], x[j], sum);
-        return sum * scale_value(scale);
-    }
-};
-
-template <int COLUMNS> struct chunk<DTYPE_F16, COLUMNS> {
-    enum { VALUES = 8 };
-    uint4 word;
-
-    __device__ __forceinline__ void load(const matrix_t &matrix, int row, int column) {
-        word = load_early((const uint4 *)((const __half *)matrix.data + (int64_t)row * COLUMNS + column));
-    }
-    __device__ __forceinline__ float dot(const float x[VALUES]) const {
-        float weight[VALUES], sum = 0.0f;
-        unpack8(word, weight);
-#pragma unroll
-        for (int j = 0; j < VALUES; j++)
-            sum = fmaf(weight[j], x[j], sum);
-        return sum;
-    }
-};
 
 /* Sums over LANES neighbouring lanes of N values each, N a power of two up to LANES: lane l gets that of value l % N.
  */
@@ -126,17 +47,37 @@ template <int N> __device__ __forceinline__ void read_floats(const float *from, 
         *(float4 *)(values + j) = *(const float4 *)(from + j);
 }
 
+/* Loads that stay where they stand: all before the first use of one, so that there is one wait for L2. Not for words
+ * that lie apart, as they pass L1 by. */
+__device__ __forceinline__ float load_here(const float *from) {
+    float value;
+    asm volatile("ld.volatile.global.f32 %0, [%1];" : "=f"(value) : "l"(from));
+    return value;
+}
+
+__device__ __forceinline__ float4 load_here(const float4 *from) {
+    float4 value;
+    asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "l"(from));
+    return value;
+}
+
+__device__ __forceinline__ float load_here(const __half *from) {
+    unsigned short bits;
+    asm volatile("ld.volatile.global.u16 %0, [%1];" : "=h"(bits) : "l"(from));
+    return __half2float(__ushort_as_half(bits));
+}
+
 /* What lies between the two launches. */
 template <int S, int R> struct between {
-    float sums[S][R + S];
+    static_assert(S == 4, "a row's sums are one word");
+    float sums[R + S][S];
     float scale[S];
 
     __device__ __forceinline__ float mean(int row) const {
-        float sum = load_here(&sums[0][row]);
-#pragma unroll
-        for (int s = 1; s < S; s++)
-            sum += load_here(&sums[s][row]);
-        return sum * (1.0f / S);
+        float4 sum = load_here((const float4 *)sums[row]);
+        return (sum.x + sum.y + sum.z + sum.w) * (1.0f / S);
     }
 };
 
@@ -152,7 +93,7 @@ constexpr __host__ __device__ int power_of_two_from(int n) { return n <= 1 ? 1 :
 template <dtype_t DTYPE, int H, int S, int R, int ROWS, int GROUPS>
 __device__ __forceinline__ void sum_rows(stamp_t stamp, const gr_mix_args_t &args, const matrix_t &matrix, int n_rows,
                                          int first_row, int first_sum) {
-    typedef chunk<DTYPE, S * H> chunk_t;
+    typedef gr_chunk<DTYPE, S * H> chunk_t;
     constexpr int VALUES = chunk_t::VALUES, PLACES = H / VALUES, WARPS = row_warps(DTYPE, H);
     constexpr int N_SUMS = power_of_two_from(ROWS + 1); /* of each row, and of squares */
     static_assert(H % VALUES == 0 && N_SUMS <= WARP, "whole chunks");
@@ -169,17 +110,19 @@ __device__ __forceinline__ void sum_rows(stamp_t stamp, const gr_mix_args_t &arg
     next_start();
     previous_wait(stamp);
 
+    float inject = args.inject_before ? args.inject_before[stream] : 0.0f;
+    uint4 o[VALUES / 8];
     read_floats<VALUES>(args.h + stream * H + i, x);
-    if (args.inject_before) {
-        float inject = args.inject_before[stream];
 #pragma unroll
-        for (int j = 0; j < VALUES; j += 8) {
-            float o[8];
-            unpack8(*(const uint4 *)(args.o + i + j), o);
+    for (int j = 0; j < VALUES / 8; j++)
+        o[j] = args.inject_before ? ((const uint4 *)(args.o + i))[j] : make_uint4(0, 0, 0, 0);
 #pragma unroll
-            for (int k = 0; k < 8; k++)
-                x[j + k] = fmaf(inject, o[k], x[j + k]);
-        }
+    for (int j = 0; j < VALUES; j += 8) {
+        float added[8];
+        unpack8(o[j / 8], added);
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            x[j + k] = fmaf(inject, added[k], x[j + k]);
     }
     float sums[N_SUMS] = {};
 #pragma unroll
@@ -188,9 +131,11 @@ __device__ __forceinline__ void sum_rows(stamp_t stamp, const gr_mix_args_t &arg
         sums[ROWS] = fmaf(x[j], x[j], sums[ROWS]);
         x[j] *= 1.0f + gain[j];
     }
+    typename chunk_t::operand operand;
+    operand.set(x);
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
-        sums[r] = w[r].dot(x);
+        sums[r] = w[r].dot(operand);
 
     __shared__ float partial[GROUPS * WARPS][N_SUMS];
     float sum = lanes_sums<WARP, N_SUMS>(sums);
@@ -208,7 +153,7 @@ __device__ __forceinline__ void sum_rows(stamp_t stamp, const gr_mix_args_t &arg
     }
     float scale = rsqrtf(squares * (1.0f / H) + args.rms_norm_eps);
     between<S, R> *work = (between<S, R> *)args.workspace;
-    work->sums[stream][first_sum + row] = scale * sum;
+    work->sums[first_sum + row][stream] = scale * sum;
     if (first_sum + row == 0) work->scale[stream] = scale;
 }
 
@@ -232,8 +177,8 @@ __global__ void __launch_bounds__(GROUPS *row_warps(DTYPE, H) * WARP)
 /* Grid: H / (WARPS * OUTPUTS), and one block more for inject. A warp has OUTPUTS outputs i, WARP / S lanes for each of
  * their S rows of up. Only this kernel writes h, each value by one block. */
 template <dtype_t DTYPE, int H, int S, int R, int OUTPUTS, int WARPS>
-__global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(stamp_t stamp, gr_mix_args_t args) {
-    typedef chunk<DTYPE, R> chunk_t;
+__global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(gr_mix_args_t args) {
+    typedef gr_chunk<DTYPE, R> chunk_t;
     constexpr int LANES = WARP / S, VALUES = chunk_t::VALUES, PLACES = R / VALUES;
     constexpr int CHUNKS = (PLACES + LANES - 1) / LANES, PASSES = (R + WARPS * WARP - 1) / (WARPS * WARP);
     constexpr int N_SUMS = power_of_two_from(OUTPUTS);
@@ -242,7 +187,7 @@ __global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(stamp_t stamp, gr
     const between<S, R> *work = (const between<S, R> *)args.workspace;
     if (blockIdx.x == H / (WARPS * OUTPUTS)) {
         next_start();
-        previous_wait(stamp);
+        previous_wait();
         int row = R + threadIdx.x;
         if (args.inject && row < R + S) args.inject[threadIdx.x] = 2.0f * quick_sigmoid(work->mean(row));
         return;
@@ -262,23 +207,20 @@ __global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(stamp_t stamp, gr
     int own = lane % N_SUMS, i = first + min(own, OUTPUTS - 1); /* the output that this lane ends */
     float gain = args.hc_norm[stream * H + i];
     next_start();
-    previous_wait(stamp);
+    previous_wait();
 
-    /* all loads before the first use of one, so that there is one wait for L2 */
     float h = load_here(&args.h[stream * H + i]), scale = load_here(&work->scale[stream]);
     float inject = args.inject_before ? load_here(&args.inject_before[stream]) : 0.0f;
-    unsigned short o = args.inject_before ? load_here((const unsigned short *)&args.o[i]) : 0;
+    float o = args.inject_before ? load_here(&args.o[i]) : 0.0f;
     float mean[PASSES];
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++)
         mean[pass] = work->mean(min(pass * WARPS * WARP + threadIdx.x, R - 1));
 
-    __shared__ float4 a[VALUES / 4][PLACES]; /* lanes read neighbouring words */
+    __shared__ typename chunk_t::template operands<PLACES> a;
 #pragma unroll
-    for (int pass = 0; pass < PASSES; pass++) {
-        unsigned int r = pass * WARPS * WARP + threadIdx.x;
-        if (r < R) ((float *)&a[r % VALUES / 4][r / VALUES])[r % 4] = mean[pass] * quick_sigmoid(mean[pass]);
-    }
+    for (int pass = 0; pass < PASSES; pass++)
+        a.put(pass * WARPS * WARP + threadIdx.x, mean[pass] * quick_sigmoid(mean[pass]));
     __syncthreads();
 
     float sums[N_SUMS] = {};
@@ -286,15 +228,13 @@ __global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(stamp_t stamp, gr
     for (int c = 0; c < CHUNKS; c++) {
         int place = lane + c * LANES;
         if (PLACES % LANES && place >= PLACES) break;
-        float x[VALUES];
-#pragma unroll
-        for (int j = 0; j < VALUES; j += 4)
-            *(float4 *)(x + j) = a[j / 4][place];
+        typename chunk_t::operand x;
+        a.get(place, &x);
 #pragma unroll
         for (int output = 0; output < OUTPUTS; output++)
             sums[output] += w[output][c].dot(x);
     }
-    h = fmaf(inject, scale_value(o), h);
+    h = fmaf(inject, o, h);
     float u = quick_sigmoid(lanes_sums<LANES, N_SUMS>(sums)) * h * scale * (1.0f + gain);
 #pragma unroll
     for (int offset = LANES; offset < WARP; offset *= 2)
@@ -307,6 +247,7 @@ __global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(stamp_t stamp, gr
 /* ROWS, GROUPS, OUTPUTS and WARPS as measured. */
 template <dtype_t DTYPE, int H, int S, int R, int ROWS, int GROUPS, int OUTPUTS, int WARPS>
 status_t launch(const gr_mix_args_t *args, const device_queue_t *queue) {
+    static_assert(sizeof(between<S, R>) <= 4 * (S * H + R), "the workspace of the general form is enough");
     unsigned int n_blocks = down_grid<R, ROWS, GROUPS>::BLOCKS + (args->inject ? 1 : 0);
     launch_kernel(queue, gr_m1_down_kernel<DTYPE, H, S, R, ROWS, GROUPS>, dim3(n_blocks, S),
                   GROUPS * row_warps(DTYPE, H) * WARP, 0, *args);
