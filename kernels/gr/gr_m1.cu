@@ -18,8 +18,7 @@
 
 namespace {
 
-/* Sums over LANES neighbouring lanes of N values each, N a power of two up to LANES: lane l gets that of value l % N.
- */
+/* Sums over LANES neighbouring lanes of N values each, N a power of two up to LANES: lane l has value l % N. */
 template <int LANES, int N> __device__ __forceinline__ float lanes_sums(float values[N]) {
 #pragma unroll
     for (int half = N / 2; half > 0; half /= 2) {
