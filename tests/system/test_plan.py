@@ -37,6 +37,19 @@ def test_the_real_model_on_four_32_gib_gpus():
     assert plan["pinned host"] == pytest.approx(320001536 * 160 / 4 / 2**20, abs=0.1)
 
 
+def test_the_lane_keeps_dense_projections_in_8_bits():
+    words = ("--model", "synthetic:full", "--plan", "--device-memory", "139GiB")
+    lane, exact, run = (
+        parts(galvani(0, *command, *words).stdout) for command in (("bench",), ("bench", "--dense", "fp16"), ("run",))
+    )
+    both = parts(galvani(0, "bench", "--control", "dense8=off", *words).stdout)
+    assert exact["weights"] == run["weights"]
+    for name in ("gr", "gdn", "qsa"):
+        assert 0.5 * exact[name] < lane[name] < 0.53 * exact[name]
+        assert lane[name] + 0.95 * exact[name] < both[name] < lane[name] + exact[name] + 0.1
+    assert lane["router"] == exact["router"] and lane["lm_head"] == exact["lm_head"]
+
+
 def test_what_does_not_fit_is_refused_with_what_would():
     words = ("run", "--model", "synthetic:full", "--tp", 4, "--plan", "--device-memory")
     done = galvani(0, *words, "22GiB", "--max-context", 262144)
