@@ -4,7 +4,7 @@
 
 namespace {
 
-enum { GATHER_THREADS = 64, MIX_THREADS = 256, CONV_THREADS = 128, CONV_TOKENS = 32 };
+enum { GATHER_THREADS = 64, MIX_THREADS = 256, CONV_THREADS = 128, CONV_TOKENS = 32, FEW_STATES = 16 };
 
 /* The codes s eeee mmm at FP16's sign, lower exponent and upper mantissa bits are the value times 2^-8, exactly. */
 __device__ __forceinline__ float e4m3_to_float(uint8_t code) {
@@ -82,6 +82,28 @@ __device__ __forceinline__ void shift_conv_state(const ple_mix_args_t &args, con
     }
 }
 
+/* One token of one channel, with all loads in flight together; fewer than FEW_STATES states. */
+__device__ __forceinline__ void conv_one_token(const ple_mix_args_t &args, const ple_workspace &workspace,
+                                               int64_t channel) {
+    int64_t width = args.hc_count * args.hidden_size, stream = channel / args.hidden_size;
+    int n_state = (int)((args.conv_kernel - 1) * args.dilation), dilation = (int)args.dilation;
+    float *state = args.conv_state + channel;
+    const float *conv = args.conv + channel * args.conv_kernel;
+    float states[FEW_STATES], last = workspace.normed[channel], sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < FEW_STATES; i++)
+        states[i] = i < n_state ? state[i * width] : last;
+#pragma unroll
+    for (int i = 0; i < FEW_STATES; i++)
+        if (i < n_state && i % dilation == 0) sum = fmaf(conv[i / dilation], states[i], sum);
+    sum = fmaf(conv[args.conv_kernel - 1], last, sum);
+    float value = __half2float(args.projected[args.hc_count * args.hidden_size + channel % args.hidden_size]);
+    args.h[channel] += workspace.gate[stream] * value + siluf(sum);
+#pragma unroll
+    for (int i = 0; i + 1 < FEW_STATES; i++)
+        if (i < n_state) state[i * width] = states[i + 1];
+}
+
 /* Grid: (channels / 128, tokens / 32), one thread a channel. With one block a channel the block moves the state on,
  * else ple_conv_state_kernel does when all have read it. Any size. */
 __global__ void __launch_bounds__(CONV_THREADS) ple_conv_f32_kernel(ple_mix_args_t args, ple_workspace workspace) {
@@ -89,6 +111,10 @@ __global__ void __launch_bounds__(CONV_THREADS) ple_conv_f32_kernel(ple_mix_args
     next_start();
     int64_t width = args.hc_count * args.hidden_size, channel = (int64_t)blockIdx.x * CONV_THREADS + threadIdx.x;
     if (channel >= width) return;
+    if (args.n_tokens == 1 && (args.conv_kernel - 1) * args.dilation < FEW_STATES) {
+        conv_one_token(args, workspace, channel);
+        return;
+    }
     int64_t stream = channel / args.hidden_size, i = channel % args.hidden_size;
     int64_t first = (int64_t)blockIdx.y * CONV_TOKENS, n_state = (args.conv_kernel - 1) * args.dilation;
     int64_t last = min(first + CONV_TOKENS, args.n_tokens);
