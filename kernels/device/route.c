@@ -15,6 +15,9 @@ static const char *const names[N_KERNEL_ROUTES] = {
     [ROUTE_CUDA_AWARE_MPI] = "cuda_aware_mpi",
     [ROUTE_GEMV_M1] = "gemv_m1",
     [ROUTE_LM_HEAD] = "lm_head",
+    [ROUTE_NVFP4_M1] = "nvfp4_m1",
+    [ROUTE_ROUTER] = "router",
+    [ROUTE_SHARED_GATE] = "shared_gate",
 };
 
 const char *kernel_route_name(kernel_route_t route) { return names[route]; }

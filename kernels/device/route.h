@@ -26,6 +26,9 @@ typedef enum kernel_route {
     ROUTE_CUDA_AWARE_MPI,  /* MPI takes device memory itself: gathered logits, sums with --comm mpi */
     ROUTE_GEMV_M1,         /* a dense projection of one token, weights loaded ahead (linear/gemv_m1.cuh) */
     ROUTE_LM_HEAD,         /* logits and their argmax in one launch */
+    ROUTE_NVFP4_M1,        /* the MoE block of one token in three launches (moe/moe.h) */
+    ROUTE_ROUTER,          /* in it: each block chooses the experts itself */
+    ROUTE_SHARED_GATE,     /* in it: the shared expert goes along */
     N_KERNEL_ROUTES
 } kernel_route_t;
 

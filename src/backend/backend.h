@@ -25,6 +25,7 @@
 #include "linear/dense8.h"
 #include "linear/linear.h"
 #include "lm_head/lm_head.h"
+#include "moe/moe.h"
 #include "ngram/ngram_rows.h"
 #include "ple/ple.h"
 #include "qsa/qsa.h"
@@ -129,6 +130,7 @@ typedef struct backend_ops {
     size_t (*qsa_attend_workspace_bytes)(const qsa_attend_args_t *args);
     size_t (*experts_workspace_bytes)(const experts_args_t *args);
     size_t (*shared_expert_workspace_bytes)(const shared_expert_args_t *args);
+    size_t (*moe_workspace_bytes)(const moe_args_t *args); /* NULL as moe_is_joined */
     size_t (*ple_mix_workspace_bytes)(const ple_mix_args_t *args);
 
     status_t (*embed)(backend_t *backend, const embed_args_t *args);
@@ -144,6 +146,14 @@ typedef struct backend_ops {
     status_t (*router)(backend_t *backend, const router_args_t *args);
     status_t (*experts)(backend_t *backend, const experts_args_t *args);
     status_t (*shared_expert)(backend_t *backend, const shared_expert_args_t *args);
+
+    /* One token's router, experts and shared_expert, projection included, in three calls where moe_is_joined says so;
+     * NULL where the backend never does. */
+    bool (*moe_is_joined)(backend_t *backend, const moe_args_t *args);
+    status_t (*moe_in)(backend_t *backend, const moe_args_t *args);
+    status_t (*moe_gate_up)(backend_t *backend, const moe_args_t *args);
+    status_t (*moe_down)(backend_t *backend, const moe_args_t *args);
+
     status_t (*ple_gather)(backend_t *backend, const ple_gather_args_t *args);
     status_t (*ple_mix)(backend_t *backend, const ple_mix_args_t *args);
     status_t (*lm_head)(backend_t *backend, const lm_head_args_t *args);

@@ -463,6 +463,22 @@ OP(lm_head)
 OP(argmax)
 #undef OP
 
+static bool cuda_moe_is_joined(backend_t *backend, const moe_args_t *args) {
+    return moe_is_joined(args, &state_of(backend)->queue);
+}
+
+static status_t cuda_moe_in(backend_t *backend, const moe_args_t *args) {
+    return launch_moe_in(args, &state_of(backend)->queue);
+}
+
+static status_t cuda_moe_gate_up(backend_t *backend, const moe_args_t *args) {
+    return launch_moe_gate_up(args, &state_of(backend)->queue);
+}
+
+static status_t cuda_moe_down(backend_t *backend, const moe_args_t *args) {
+    return launch_moe_down(args, &state_of(backend)->queue);
+}
+
 static void cuda_destroy(backend_t *backend) {
     cuda_state_t *state = state_of(backend);
     if (state) {
@@ -523,6 +539,7 @@ static const backend_ops_t cuda_ops = {
     .qsa_attend_workspace_bytes = qsa_attend_cuda_workspace_bytes,
     .experts_workspace_bytes = experts_cuda_workspace_bytes,
     .shared_expert_workspace_bytes = shared_expert_cuda_workspace_bytes,
+    .moe_workspace_bytes = moe_cuda_workspace_bytes,
     .ple_mix_workspace_bytes = ple_mix_cuda_workspace_bytes,
     .fill = cuda_fill,
     .embed = cuda_embed,
@@ -538,6 +555,10 @@ static const backend_ops_t cuda_ops = {
     .router = cuda_router,
     .experts = cuda_experts,
     .shared_expert = cuda_shared_expert,
+    .moe_is_joined = cuda_moe_is_joined,
+    .moe_in = cuda_moe_in,
+    .moe_gate_up = cuda_moe_gate_up,
+    .moe_down = cuda_moe_down,
     .ple_gather = cuda_ple_gather,
     .ple_mix = cuda_ple_mix,
     .lm_head = cuda_lm_head,

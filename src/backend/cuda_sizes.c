@@ -64,6 +64,11 @@ static size_t shared_expert(const shared_expert_args_t *args) {
     return halves(args->n_tokens * (args->gate_up.rows + args->down.columns));
 }
 
+/* One token's activations, and the shared expert's part in FP32. */
+static size_t moe(const moe_args_t *args) {
+    return halves((args->top_k + 1) * args->intermediate) + floats(args->hidden_size) + 256;
+}
+
 static size_t ple_mix(const ple_mix_args_t *args) {
     return floats(args->n_tokens * args->hc_count * (args->hidden_size + 1));
 }
@@ -84,5 +89,6 @@ const backend_ops_t cuda_sizes = {
     .qsa_attend_workspace_bytes = qsa_attend,
     .experts_workspace_bytes = experts,
     .shared_expert_workspace_bytes = shared_expert,
+    .moe_workspace_bytes = moe,
     .ple_mix_workspace_bytes = ple_mix,
 };

@@ -8,7 +8,7 @@ const microbench_op_t *const microbench_ops[] = {
     &microbench_gdn_core,      &microbench_gdn_out_proj, &microbench_qsa_in_proj, &microbench_qsa_prepare,
     &microbench_qsa_select,    &microbench_qsa_attend,   &microbench_qsa_core,    &microbench_qsa_o_proj,
     &microbench_all_reduce,    &microbench_router_proj,  &microbench_router,      &microbench_experts,
-    &microbench_shared_expert, &microbench_lm_head,      &microbench_argmax,
+    &microbench_shared_expert, &microbench_moe,          &microbench_lm_head,     &microbench_argmax,
 };
 const int microbench_n_ops = sizeof microbench_ops / sizeof *microbench_ops;
 

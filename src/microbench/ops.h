@@ -21,7 +21,7 @@ extern const microbench_op_t microbench_gdn_core;
 /* ops_qsa.c */
 extern const microbench_op_t microbench_qsa_prepare, microbench_qsa_select, microbench_qsa_attend, microbench_qsa_core;
 /* ops_moe.c */
-extern const microbench_op_t microbench_router, microbench_experts, microbench_shared_expert;
+extern const microbench_op_t microbench_router, microbench_experts, microbench_shared_expert, microbench_moe;
 /* ops_ends.c */
 extern const microbench_op_t microbench_argmax, microbench_all_reduce;
 

@@ -251,3 +251,141 @@ const microbench_op_t microbench_shared_expert = {.name = "shared_expert",
                                                   .run = run_shared,
                                                   .reference = reference_shared,
                                                   .bytes = bytes_shared};
+
+/* The whole block of one token, by the ops one by one or joined (moe/moe.h): whatever the backend takes. */
+static bool has_one_token(const microbench_t *bench) { return bench->n_tokens == 1; }
+
+static status_t prepare_moe(microbench_t *bench, void *args) {
+    const model_config_t *config = bench->config;
+    const backend_ops_t *ops = bench->backend->ops;
+    operands_t *operands = &bench->operands;
+    int64_t E = config->num_experts, K = config->num_experts_per_tok, H = config->hidden_size;
+    int64_t M = bench->local.moe_intermediate, Ms = bench->local.shared_intermediate;
+    moe_args_t made = {.n_experts = E,
+                       .top_k = K,
+                       .hidden_size = H,
+                       .intermediate = M,
+                       .shared_intermediate = Ms,
+                       .norm_topk_prob = config->norm_topk_prob};
+    activation_t *u;
+    void *logits, *experts, *weights, *shared_gate, *o;
+    TRY(operands_matrix(operands, OPERAND_COLD, E + 1, H, &made.router)); /* so each copy chooses other experts */
+    TRY(operands_matrix(operands, OPERAND_COLD, 2 * Ms, H, &made.shared_gate_up));
+    TRY(operands_matrix(operands, OPERAND_COLD, H, Ms, &made.shared_down));
+    TRY(prepare_expert_weights(bench, E, H, M, &made.expert_weights));
+    TRY(operands_activations(operands, OPERAND_WARM, H, 1.0, &u));
+    TRY(operands_output(operands, (size_t)(E + 1) * sizeof(float), &logits));
+    TRY(operands_output(operands, (size_t)K * sizeof(int32_t), &experts));
+    TRY(operands_output(operands, (size_t)K * sizeof(float), &weights));
+    TRY(operands_output(operands, sizeof(float), &shared_gate));
+    TRY(operands_output(operands, (size_t)H * ops->activation_bytes, &o));
+    made.u = u;
+    made.logits = logits;
+    made.experts = experts;
+    made.weights = weights;
+    made.shared_gate = shared_gate;
+    made.o = o;
+    size_t most = ops->experts_workspace_bytes(
+        &(experts_args_t){.n_tokens = 1, .n_experts = E, .top_k = K, .hidden_size = H, .intermediate = M});
+    size_t shared = ops->shared_expert_workspace_bytes(
+        &(shared_expert_args_t){.n_tokens = 1, .gate_up = made.shared_gate_up, .down = made.shared_down});
+    size_t joined = ops->moe_workspace_bytes ? ops->moe_workspace_bytes(&made) : 0;
+    if (most < shared) most = shared;
+    if (most < joined) most = joined;
+    TRY(operands_output(operands, most, &made.workspace));
+    *(moe_args_t *)args = made;
+    return STATUS_OK;
+}
+
+static status_t run_moe(backend_t *backend, const void *args) {
+    const moe_args_t *moe = args;
+    const backend_ops_t *ops = backend->ops;
+    if (ops->moe_is_joined && ops->moe_is_joined(backend, moe)) {
+        TRY(ops->moe_in(backend, moe));
+        TRY(ops->moe_gate_up(backend, moe));
+        return ops->moe_down(backend, moe);
+    }
+    TRY(ops->linear(backend,
+                    &(linear_args_t){.n_tokens = 1, .weight = moe->router, .x = moe->u, .y_f32 = moe->logits}));
+    TRY(ops->router(backend, &(router_args_t){.n_tokens = 1,
+                                              .n_experts = moe->n_experts,
+                                              .top_k = moe->top_k,
+                                              .norm_topk_prob = moe->norm_topk_prob,
+                                              .logits = moe->logits,
+                                              .experts = moe->experts,
+                                              .weights = moe->weights,
+                                              .shared_gate = moe->shared_gate}));
+    TRY(ops->experts(backend, &(experts_args_t){.n_tokens = 1,
+                                                .n_experts = moe->n_experts,
+                                                .top_k = moe->top_k,
+                                                .hidden_size = moe->hidden_size,
+                                                .intermediate = moe->intermediate,
+                                                .u = moe->u,
+                                                .experts = moe->experts,
+                                                .weights = moe->weights,
+                                                .expert_weights = moe->expert_weights,
+                                                .o = moe->o,
+                                                .workspace = moe->workspace}));
+    return ops->shared_expert(backend, &(shared_expert_args_t){.n_tokens = 1,
+                                                               .u = moe->u,
+                                                               .shared_gate = moe->shared_gate,
+                                                               .gate_up = moe->shared_gate_up,
+                                                               .down = moe->shared_down,
+                                                               .o = moe->o,
+                                                               .workspace = moe->workspace});
+}
+
+static status_t reference_moe(const microbench_t *bench, const void *args, microbench_error_t *error) {
+    const moe_args_t *moe = args;
+    ops_arrays_t arrays = {.operands = &bench->operands};
+    int64_t E = moe->n_experts, K = moe->top_k, H = moe->hidden_size, M = moe->shared_intermediate;
+    const double *u = ops_read(&arrays, moe->u, H), *router = ops_read(&arrays, moe->router.data, (E + 1) * H);
+    const double *gate_up = ops_read(&arrays, moe->shared_gate_up.data, 2 * M * H);
+    const double *down = ops_read(&arrays, moe->shared_down.data, H * M);
+    const double *o = ops_download_activations(&arrays, moe->o, H);
+    int64_t most = M > moe->intermediate ? M : moe->intermediate, chosen[64];
+    double *a = ops_zeros(&arrays, most), *logits = ops_zeros(&arrays, E + 1), *expected = ops_zeros(&arrays, H);
+    if (arrays.status != STATUS_OK) return ops_free(&arrays);
+    double weights[64], sum = 0, sum_all = 0;
+    for (int64_t e = 0; e <= E; e++)
+        logits[e] = ops_dot(router + e * H, u, H);
+    double shared_gate = ops_sigmoid(logits[E]);
+    for (int64_t e = 0; e < E; e++)
+        sum_all += exp(logits[e]);
+    for (int64_t k = 0; k < K && k < 64; k++) {
+        chosen[k] = 0;
+        for (int64_t e = 1; e < E; e++) {
+            if (logits[e] > logits[chosen[k]]) chosen[k] = e;
+        }
+        weights[k] = exp(logits[chosen[k]]);
+        sum += weights[k];
+        logits[chosen[k]] = -INFINITY;
+    }
+    const experts_args_t experts = {
+        .hidden_size = H, .intermediate = moe->intermediate, .expert_weights = moe->expert_weights};
+    for (int64_t k = 0; k < K && k < 64; k++)
+        add_expert(&bench->operands, &experts, chosen[k], weights[k] / (moe->norm_topk_prob ? sum : sum_all), u, a,
+                   expected);
+    for (int64_t m = 0; m < M; m++)
+        a[m] = ops_silu(ops_dot(gate_up + m * H, u, H)) * ops_dot(gate_up + (M + m) * H, u, H);
+    for (int64_t i = 0; i < H; i++)
+        microbench_compare(o[i], expected[i] + shared_gate * ops_dot(down + i * M, a, M), error);
+    return ops_free(&arrays);
+}
+
+static double bytes_moe(const microbench_t *bench, const void *args) {
+    const moe_args_t *moe = args;
+    (void)bench;
+    return ops_matrix_bytes(&moe->router) + ops_matrix_bytes(&moe->shared_gate_up) +
+           ops_matrix_bytes(&moe->shared_down) +
+           3.0 * (double)(moe->top_k * moe->hidden_size * moe->intermediate) * (0.5 + 1.0 / 16);
+}
+
+const microbench_op_t microbench_moe = {.name = "moe",
+                                        .summary = "router, experts and shared expert of one token",
+                                        .args_bytes = sizeof(moe_args_t),
+                                        .exists = has_one_token,
+                                        .prepare = prepare_moe,
+                                        .run = run_moe,
+                                        .reference = reference_moe,
+                                        .bytes = bytes_moe};

@@ -137,24 +137,47 @@ static void add_qsa(const cost_args_t *args, cost_t *cost) {
                     .bytes = matrix_bytes(args->dense, H, local->attention_width)});
 }
 
+/* The whole block in three ops (moe/moe.h); what its inner routes leave out has its own launches. */
+static void add_joined_moe(const cost_args_t *args, double experts_bytes, cost_t *cost) {
+    const model_config_t *config = args->config;
+    int64_t n = config->num_hidden_layers, H = config->hidden_size;
+    dtype_t plain = plain_of(args);
+    double router_bytes = matrix_bytes(plain, config->num_experts + 1, H);
+    double shared_bytes = matrix_bytes(plain, 3 * args->local.shared_intermediate, H), joined = 0;
+    if (args->routes_taken[ROUTE_SHARED_GATE]) joined = shared_bytes / 3;
+    add(args, cost,
+        (cost_op_t){.name = "moe_in", .group = OP_GROUP_ROUTER, .n_calls = n, .bytes = router_bytes + 2 * joined});
+    if (!args->routes_taken[ROUTE_ROUTER])
+        add(args, cost, (cost_op_t){.name = "router", .group = OP_GROUP_EXPERTS, .n_calls = n});
+    add(args, cost,
+        (cost_op_t){
+            .name = "moe_gate_up", .group = OP_GROUP_EXPERTS, .n_calls = n, .bytes = experts_bytes * 2 / 3 + joined});
+    add(args, cost,
+        (cost_op_t){.name = "moe_down", .group = OP_GROUP_EXPERTS, .n_calls = n, .bytes = experts_bytes / 3});
+    if (!args->routes_taken[ROUTE_SHARED_GATE])
+        add(args, cost,
+            (cost_op_t){.name = "shared_expert", .group = OP_GROUP_EXPERTS, .n_calls = n, .bytes = shared_bytes});
+}
+
 static void add_moe(const cost_args_t *args, cost_t *cost) {
     const model_config_t *config = args->config;
     const local_shape_t *local = &args->local;
     int64_t n = config->num_hidden_layers, H = config->hidden_size;
     /* NVFP4: half a byte and a sixteenth of an E4M3 scale. */
     double weight = args->expert_format == EXPERTS_NVFP4 ? 0.5 + 1.0 / 16 : 2.0;
+    double experts_bytes = (double)(config->num_experts_per_tok * 3 * local->moe_intermediate * H) * weight;
     dtype_t plain = plain_of(args);
+    if (args->routes_taken[ROUTE_NVFP4_M1] && args->expert_format == EXPERTS_NVFP4) {
+        add_joined_moe(args, experts_bytes, cost);
+        return;
+    }
     add(args, cost,
         (cost_op_t){.name = "router_proj",
                     .group = OP_GROUP_ROUTER,
                     .n_calls = n,
                     .bytes = matrix_bytes(plain, config->num_experts + 1, H)});
     add(args, cost, (cost_op_t){.name = "router", .group = OP_GROUP_ROUTER, .n_calls = n});
-    add(args, cost,
-        (cost_op_t){.name = "experts",
-                    .group = OP_GROUP_EXPERTS,
-                    .n_calls = n,
-                    .bytes = (double)(config->num_experts_per_tok * 3 * local->moe_intermediate * H) * weight});
+    add(args, cost, (cost_op_t){.name = "experts", .group = OP_GROUP_EXPERTS, .n_calls = n, .bytes = experts_bytes});
     add(args, cost,
         (cost_op_t){.name = "shared_expert",
                     .group = OP_GROUP_SHARED_EXPERT,

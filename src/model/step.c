@@ -122,6 +122,13 @@ static int64_t workspace_bytes(const step_args_t *args, const qsa_shape_t *qsa) 
                             .gate_up = shape_of(2 * local->shared_intermediate, hidden_size),
                             .down = shape_of(hidden_size, local->shared_intermediate),
                         }));
+    if (ops->moe_workspace_bytes)
+        most = larger(most, (int64_t)ops->moe_workspace_bytes(&(moe_args_t){
+                                .top_k = config->num_experts_per_tok,
+                                .hidden_size = hidden_size,
+                                .intermediate = local->moe_intermediate,
+                                .shared_intermediate = local->shared_intermediate,
+                            }));
     if (config->n_ple_layers)
         most = larger(most, (int64_t)ops->ple_mix_workspace_bytes(&(ple_mix_args_t){
                                 .n_tokens = n_tokens,
@@ -432,10 +439,45 @@ static status_t qsa(step_t *step, const qsa_weights_t *weights, layer_state_t *s
     return linear(step, OP_GROUP_PROJECTIONS, "qsa_o_proj", weights->o_proj, step->mixed, step->o);
 }
 
+/* moe for one token, where the backend has it joined; `joined` says whether it was done. The shared expert's time goes
+ * to router and experts. */
+static status_t joined_moe(step_t *step, const moe_weights_t *weights, bool *joined) {
+    backend_t *backend = step->args.backend;
+    const model_config_t *config = step->args.config;
+    const moe_args_t args = {
+        .n_experts = config->num_experts,
+        .top_k = config->num_experts_per_tok,
+        .hidden_size = config->hidden_size,
+        .intermediate = step->args.local.moe_intermediate,
+        .shared_intermediate = step->args.local.shared_intermediate,
+        .norm_topk_prob = config->norm_topk_prob,
+        .u = step->u,
+        .router = weights->router,
+        .shared_gate_up = weights->shared_gate_up,
+        .shared_down = weights->shared_down,
+        .expert_weights = weights->experts,
+        .logits = step->router_logits,
+        .experts = step->experts,
+        .weights = step->expert_weights,
+        .shared_gate = step->shared_gate,
+        .o = step->o,
+        .workspace = step->workspace,
+    };
+    *joined = step->n_tokens == 1 && backend->ops->moe_is_joined && backend->ops->moe_is_joined(backend, &args);
+    if (!*joined) return STATUS_OK;
+    RUN(step, OP_GROUP_ROUTER, "moe_in", backend->ops->moe_in(backend, &args));
+    RUN(step, OP_GROUP_EXPERTS, "moe_gate_up", backend->ops->moe_gate_up(backend, &args));
+    RUN(step, OP_GROUP_EXPERTS, "moe_down", backend->ops->moe_down(backend, &args));
+    return STATUS_OK;
+}
+
 /* o = this rank's part of MoE(u), routed and shared experts together */
 static status_t moe(step_t *step, const moe_weights_t *weights) {
     backend_t *backend = step->args.backend;
     const model_config_t *config = step->args.config;
+    bool joined;
+    TRY(joined_moe(step, weights, &joined));
+    if (joined) return STATUS_OK;
     const router_args_t router = {
         .n_tokens = step->n_tokens,
         .n_experts = config->num_experts,

@@ -335,6 +335,7 @@ int main(int argc, char **argv) {
     cpu_ops.qsa_select = cpu_select_kept;
     cpu_ops.qsa_core = cpu_core_kept;
     gpu_ops.embed = gpu_embed_noted;
+    gpu_ops.moe_is_joined = NULL; /* every choice goes through router */
     gpu_ops.router = gpu_router_forced;
     gpu_ops.qsa_select = gpu_select_forced;
     gpu_ops.qsa_core = gpu_core_forced;
