@@ -26,9 +26,10 @@ typedef struct moe_args {
     matrix_t shared_gate_up; /* [2*shared_intermediate, hidden_size], gate rows before up rows */
     matrix_t shared_down;    /* [hidden_size, shared_intermediate] */
     expert_weights_t expert_weights;
-    float *logits;      /* [n_experts + 1] */
-    int32_t *experts;   /* [top_k]; with `weights` and `shared_gate` written only where one of the routes `router` and */
-    float *weights;     /* [top_k]                                                          `shared_gate` is off */
+    float *logits; /* [n_experts + 1] */
+    /* Written only where the route `router` (these three) or `shared_gate` (the last) is off: */
+    int32_t *experts;   /* [top_k] */
+    float *weights;     /* [top_k] */
     float *shared_gate; /* [1] */
     activation_t *o;    /* [hidden_size] */
     void *workspace;    /* moe_workspace_bytes */
