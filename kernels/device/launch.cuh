@@ -8,7 +8,8 @@
  * kernel of the step wrote or reads. previous_wait returns when the kernel before is complete and its writes are
  * visible; as that kernel waited for the one before it in the same way, all earlier ones are complete too. What an
  * earlier step left (states, caches) may be read before: a step opens with a copy to the device, which waits for all
- * before it. */
+ * before it. Such early loads must be plain ones: the compiler may move __ldg, and loads through const __restrict__
+ * pointers, behind the wait, where they hide nothing. */
 
 #include "device/route.h"
 

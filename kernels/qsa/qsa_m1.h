@@ -17,8 +17,8 @@ status_t launch_qsa_m1(const qsa_core_args_t *args, const device_queue_t *queue)
  * complete blocks are attended. */
 status_t launch_qsa_m1_prepare(const qsa_prepare_args_t *args, float *scores, const device_queue_t *queue);
 status_t launch_qsa_m1_select(const qsa_select_args_t *args, const float *scores, const device_queue_t *queue);
-status_t launch_qsa_m1_attend(const qsa_attend_args_t *args, const activation_t *projected,
-                              const device_queue_t *queue);
+status_t launch_qsa_m1_attend(const qsa_attend_args_t *args, const device_queue_t *queue);
+status_t launch_qsa_m1_merge(const qsa_attend_args_t *args, const activation_t *projected, const device_queue_t *queue);
 
 #ifdef __cplusplus
 }

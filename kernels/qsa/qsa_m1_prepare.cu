@@ -33,7 +33,7 @@ template <int DIM> struct norm_rope {
         partner = half / N;
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            norm[i] = 1.0f + __ldg(weight + first + i);
+            norm[i] = 1.0f + weight[first + i];
             cosine[i] = 1.0f;
             sine[i] = 0.0f;
             if (first + i >= 2 * half) continue;
@@ -111,7 +111,7 @@ __device__ __forceinline__ void prepare_head(stamp_t stamp, const qsa_prepare_ar
 }
 
 template <int DIM, int INDEX_DIM>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 1)
     qsa_m1_prepare_f16_kernel(stamp_t stamp, const __grid_constant__ qsa_prepare_args_t args,
                               const __grid_constant__ rotary rotary, int n_head_blocks, float *scores) {
     constexpr int N = norm_rope<INDEX_DIM>::N, LANES = INDEX_DIM / 8;
@@ -235,7 +235,9 @@ status_t launch_qsa_m1_prepare(const qsa_prepare_args_t *args, float *scores, co
         rotary.turns[pair] =
             pow(args->rope_theta, -2.0 * (double)pair / (double)shape->rotary_dim) * 0.15915494309189535;
     unsigned int n_head_blocks = blocks_for(shape->n_heads + 2 * shape->n_kv_heads, WARPS);
-    unsigned int n_blocks = n_head_blocks + (unsigned int)queue->n_sms;
+    /* Long contexts need more reads in flight. */
+    unsigned int blocks_per_sm = args->cache.capacity / shape->ratio > 16384 ? 3 : 1;
+    unsigned int n_blocks = n_head_blocks + blocks_per_sm * (unsigned int)queue->n_sms;
     if (shape->head_dim == 256)
         launch_kernel(queue, qsa_m1_prepare_f16_kernel<256, 128>, n_blocks, THREADS, 0, *args, rotary, n_head_blocks,
                       scores);
