@@ -27,19 +27,21 @@ template <int DIM> struct norm_rope {
     float norm[N], cosine[N], sine[N];
     int partner; /* lanes from here to the other value of a pair */
 
-    /* One-plus norm weights and the angles. half is a multiple of N, and a power of two of lanes. */
+    /* One-plus norm weights and the angles, of which each lane works out one. half is a multiple of N, and a power of
+     * two of lanes. */
     __device__ void load(const float *weight, const rotary &rotary, int half, int64_t position) {
-        int first = (int)threadIdx.x % WARP * N;
+        int lane = (int)threadIdx.x % WARP, first = lane * N;
         partner = half / N;
+        double turns = (double)position * rotary.turns[lane % MAX_PAIRS];
+        float own_sine, own_cosine;
+        sincospif(2.0f * (float)(turns - rint(turns)), &own_sine, &own_cosine);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            norm[i] = 1.0f + weight[first + i];
-            cosine[i] = 1.0f;
-            sine[i] = 0.0f;
-            if (first + i >= 2 * half) continue;
-            double turns = (double)position * rotary.turns[(first + i) % half];
-            sincospif(2.0f * (float)(turns - rint(turns)), &sine[i], &cosine[i]);
-            if (first + i < half) sine[i] = -sine[i];
+            int at = first + i, pair = at < half ? at : at - half;
+            float s = __shfl_sync(0xffffffffu, own_sine, pair), c = __shfl_sync(0xffffffffu, own_cosine, pair);
+            norm[i] = 1.0f + weight[at];
+            cosine[i] = at < 2 * half ? c : 1.0f;
+            sine[i] = at < half ? -s : at < 2 * half ? s : 0.0f;
         }
     }
 
