@@ -146,6 +146,12 @@ __global__ void __launch_bounds__(2 * DIM, 1)
     if (threadIdx.x % WARP == 0) squares[threadIdx.x / WARP] = square;
     __syncthreads();
 
+    /* All of the block's threads have read the convolution state. */
+    unsigned int n_before = 0, n_others = (unsigned int)heads_per_key_head - 1;
+    if (threadIdx.x == THREADS - 1) {
+        __threadfence();
+        n_before = atomicInc(&n_readers[key_head], n_others);
+    }
     if (threadIdx.x % 2 == 0) {
         float sum = 0.0f;
 #pragma unroll
@@ -155,11 +161,6 @@ __global__ void __launch_bounds__(2 * DIM, 1)
         float scale = rsqrtf(sum / (float)DIM + args.rms_norm_eps);
         args.y[head * DIM + column] = __float2half_rn(out * scale * norm * gate);
     }
-    if (threadIdx.x == THREADS - 1) { /* all of the block's threads have read the convolution state */
-        __threadfence();
-        unsigned int last = (unsigned int)heads_per_key_head - 1;
-        is_last = atomicInc(&n_readers[key_head], last) == last;
-    }
     float4 d = deltas[lane];
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
@@ -168,6 +169,7 @@ __global__ void __launch_bounds__(2 * DIM, 1)
     }
 
     /* The last of the key head's blocks to have read the inputs of q and k moves them on. */
+    if (threadIdx.x == THREADS - 1) is_last = n_before == n_others;
     __syncthreads();
     if (is_last) first.store_state(args, n_channels, first_at);
 }

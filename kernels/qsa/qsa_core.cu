@@ -13,8 +13,7 @@ const char *qsa_m1_refusal(const qsa_core_args_t *args) {
         shape->head_dim == 32 && shape->index_dim == 32 && shape->rotary_dim == 16 && (heads == 4 || heads == 2);
     if (!is_full && !is_nano) return "heads, their widths or rotary_dim are not the full model's or nano's";
     if (shape->index_n_heads != 4 || shape->ratio != 4) return "not 4 index heads and blocks of 4 tokens";
-    if (shape->n_select > 512 || cache->capacity / shape->ratio > 65536)
-        return "more than 512 blocks are selected, or those of more than 262144 tokens";
+    if (shape->n_select > 512) return "more than 512 blocks are selected";
     if (!is_aligned(args->prepare.projected) || !is_aligned(args->prepare.q) || !is_aligned(cache->k) ||
         !is_aligned(cache->v) || !is_aligned(cache->index_keys) || !is_aligned(cache->raw_keys) ||
         !is_aligned(args->select.workspace) || !is_aligned(args->attend.workspace))

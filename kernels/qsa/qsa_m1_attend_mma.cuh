@@ -70,26 +70,34 @@ __device__ __forceinline__ void attend_mma(const qsa_attend_args_t &args, const 
         *(uint4 *)&value_rows[threadIdx.x / LANES * QSA_RATIO + i][threadIdx.x % LANES * 8] = values[i];
     __syncthreads();
 
-    int lane = threadIdx.x % WARP; /* a token */
-    int n_tokens = min(max((seen.n_taken - first_block) * QSA_RATIO + seen.n_tail, 0), (int)SPLIT_TOKENS);
+    /* Eight lanes have a head, each of them a block of tokens. */
+    int n_tokens = (seen.n_taken - first_block) * QSA_RATIO + seen.n_tail, own = threadIdx.x % 8;
     float scale = rsqrtf((float)DIM);
-    for (int h = warp; h < 16; h += WARPS) {
-        float score = -INFINITY, largest;
-        if (h < HEADS && lane < n_tokens) {
-            score = scores[0][h][lane];
+    for (int h = threadIdx.x / 8; h < 16; h += DIM / 8) {
+        float4 score = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-            for (int i = 1; i < PARTS; i++)
-                score += scores[i][h][lane];
-            score *= scale;
+        for (int i = 0; i < PARTS; i++) {
+            float4 more = h < HEADS ? *(const float4 *)&scores[i][h][own * 4] : score;
+            score.x += more.x, score.y += more.y, score.z += more.z, score.w += more.w;
         }
-        largest = score;
+        float x[QSA_RATIO] = {score.x, score.y, score.z, score.w}, largest = -INFINITY, sum = 0.0f;
 #pragma unroll
-        for (int offset = WARP / 2; offset > 0; offset /= 2)
+        for (int i = 0; i < QSA_RATIO; i++) {
+            x[i] = own * QSA_RATIO + i < n_tokens ? x[i] * scale : -INFINITY;
+            largest = fmaxf(largest, x[i]);
+        }
+#pragma unroll
+        for (int offset = 4; offset > 0; offset /= 2)
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-        __half weight = __float2half_rn(h < HEADS ? __expf(score - largest) : 0.0f);
-        float sum = lanes_sum<WARP>(__half2float(weight));
-        weights[h][lane] = weight;
-        if (lane == 0 && h < HEADS) {
+        __align__(8) __half weight[QSA_RATIO];
+#pragma unroll
+        for (int i = 0; i < QSA_RATIO; i++) {
+            weight[i] = __float2half_rn(h < HEADS ? __expf(x[i] - largest) : 0.0f);
+            sum += __half2float(weight[i]);
+        }
+        sum = lanes_sum<8>(sum);
+        *(uint2 *)&weights[h][own * 4] = *(const uint2 *)weight;
+        if (own == 0 && h < HEADS) {
             out.largest[(head + h) * out.n_splits + blockIdx.x] = largest;
             out.sum[(head + h) * out.n_splits + blockIdx.x] = sum;
         }

@@ -16,8 +16,7 @@ enum {
     WARPS = THREADS / WARP,
     N_DIGITS = 3,
     BINS = 2048,
-    PER_WORD = 4,           /* keys that a lane reads at once */
-    CHUNK = WARP * PER_WORD /* and a warp */
+    KEYS = 8, /* in a lane's registers, 32 blocks apart, where the first form of select_blocks serves */
 };
 
 /* Bits of a key from here on make a digit. A score's sign bit is 0, so 31 bits are enough. */
@@ -26,27 +25,19 @@ __device__ constexpr int shift_of(int digit) { return digit == 0 ? 20 : digit ==
 /* Scores are sums of values that are not negative, so their bits order as integers do. */
 __device__ __forceinline__ uint32_t key_of(float score) { return __float_as_uint(score) & 0x7fffffffu; }
 
-/* Inclusive prefix sum over the lanes of a warp. */
-__device__ __forceinline__ uint32_t lanes_prefix(uint32_t value) {
-#pragma unroll
-    for (int offset = 1; offset < WARP; offset *= 2) {
-        uint32_t below = __shfl_up_sync(0xffffffffu, value, offset);
-        if ((int)threadIdx.x % WARP >= offset) value += below;
-    }
-    return value;
-}
-
 __device__ __forceinline__ uint32_t lanes_total(uint32_t value) {
-#pragma unroll
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(0xffffffffu, value);
+#else
     for (int offset = WARP / 2; offset > 0; offset /= 2)
         value += __shfl_xor_sync(0xffffffffu, value, offset);
     return value;
+#endif
 }
 
-/* Counting from the last lane down, the lane in which the count reaches `wanted`. `wanted` becomes what is left to find
- * in it. */
-__device__ __forceinline__ int lane_that_reaches(uint32_t value, uint32_t &wanted) {
-    uint32_t prefix = lanes_prefix(value), above = __shfl_sync(0xffffffffu, prefix, WARP - 1) - prefix;
+/* Of `above`, how many are counted in higher lanes, the one lane in which the count reaches `wanted`. `wanted` becomes
+ * what is left to find in it. */
+__device__ __forceinline__ int lane_that_reaches(uint32_t above, uint32_t value, uint32_t &wanted) {
     int lane = __ffs(__ballot_sync(0xffffffffu, above < wanted && above + value >= wanted)) - 1;
     wanted -= __shfl_sync(0xffffffffu, above, lane);
     return lane;
@@ -60,66 +51,69 @@ struct digit_t {
 struct shared_t {
     uint4 histogram[N_DIGITS][BINS / 4];
     uint32_t warp_sums[WARPS];
+    uint2 warp_counts[WARPS];
     digit_t digit;
 };
 
 /* The bin, from the highest down, in which the count reaches `wanted`; by all threads. */
 __device__ __forceinline__ digit_t find_digit(shared_t &shared, int digit, uint32_t wanted) {
-    constexpr int WORDS = BINS / 4 / WARPS; /* of four bins, one a lane */
-    static_assert(WORDS == WARP, "");
+    static_assert(BINS / 4 == THREADS, "a thread sums four bins");
     int lane = threadIdx.x % WARP;
     uint4 word = shared.histogram[digit][threadIdx.x];
     uint32_t sum = lanes_total(word.x + word.y + word.z + word.w);
     if (lane == 0) shared.warp_sums[threadIdx.x / WARP] = sum;
     __syncthreads();
     if (threadIdx.x < WARP) { /* one warp: shuffles of all at once would wait for each other */
-        int warp = lane_that_reaches(lane < WARPS ? shared.warp_sums[lane] : 0, wanted);
-        word = shared.histogram[digit][warp * WORDS + lane];
-        int at = lane_that_reaches(word.x + word.y + word.z + word.w, wanted);
-        if (lane == at) {
+        uint32_t above = 0, value = lane < WARPS ? shared.warp_sums[lane] : 0;
+#pragma unroll
+        for (int i = 1; i < WARPS; i++)
+            above += i > lane ? shared.warp_sums[i] : 0;
+        int warp = lane_that_reaches(above, value, wanted);
+        word = shared.histogram[digit][warp * WARP + lane];
+        value = above = word.x + word.y + word.z + word.w;
+#pragma unroll
+        for (int offset = 1; offset < WARP; offset *= 2) {
+            uint32_t next = __shfl_down_sync(0xffffffffu, above, offset);
+            if (lane + offset < WARP) above += next;
+        }
+        if (lane == lane_that_reaches(above - value, value, wanted)) {
             uint32_t bin = 3, count = word.w;
             auto descend = [&](uint32_t next_bin, uint32_t next_count) {
                 if (bin != next_bin + 1 || count >= wanted) return;
                 wanted -= count, bin = next_bin, count = next_count;
             };
             descend(2, word.z), descend(1, word.y), descend(0, word.x);
-            shared.digit = {(uint32_t)(warp * WORDS + lane) * 4 + bin, wanted, count == wanted};
+            shared.digit = {(uint32_t)(warp * WARP + lane) * 4 + bin, wanted, count == wanted};
         }
     }
     __syncthreads();
     return shared.digit;
 }
 
-/* The scores of PER_WORD neighbouring blocks. */
-__device__ __forceinline__ uint4 load_keys(const float *scores, int first, int n_blocks) {
-    float4 word = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (first < n_blocks) word = *(const float4 *)(scores + first);
-    return {key_of(word.x), key_of(word.y), key_of(word.z), key_of(word.w)};
-}
-
-/* A warp has CHUNKS chunks of keys in registers: all of its run, or as many at a time. */
-template <int CHUNKS>
+/* N_KEYS keys of a lane are in registers: all of its run, or as many at a time. */
+template <int N_KEYS>
 __device__ __forceinline__ void select_blocks(const float *scores, int n_blocks, int n_select, int32_t *blocks,
                                               shared_t &shared) {
+    constexpr int BATCH = N_KEYS * WARP;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    int run = (n_blocks + WARPS * CHUNK - 1) / (WARPS * CHUNK) * CHUNK, start = warp * run;
-    int end = min(start + run, n_blocks);
-    uint4 keys[CHUNKS];
+    int run = (n_blocks + WARPS * WARP - 1) / (WARPS * WARP) * WARP;
+    int start = min(warp * run, n_blocks), end = min(start + run, n_blocks);
+    uint32_t keys[N_KEYS];
     auto load = [&](int first) {
 #pragma unroll
-        for (int i = 0; i < CHUNKS; i++)
-            keys[i] = load_keys(scores, first + i * CHUNK + lane * PER_WORD, end);
+        for (int i = 0; i < N_KEYS; i++)
+            keys[i] = first + i * WARP + lane < end ? key_of(scores[first + i * WARP + lane]) : 0;
     };
-    bool is_kept = run <= CHUNKS * CHUNK;
+    bool is_kept = run <= BATCH;
     if (is_kept) load(start);
-    /* visit(first block, its four keys), for the lane's words in rising order; all lanes together */
-    auto for_each_word = [&](auto visit) {
-        for (int first = start; first < end; first += CHUNKS * CHUNK) {
+    /* visit(block, its key, whether there is one), a lane a block, by the whole warp */
+    auto for_each_block = [&](auto visit) {
+        for (int first = start; first < end; first += BATCH) {
             if (!is_kept) load(first);
 #pragma unroll
-            for (int i = 0; i < CHUNKS; i++) {
-                uint32_t word[PER_WORD] = {keys[i].x, keys[i].y, keys[i].z, keys[i].w};
-                if (first + i * CHUNK < end) visit(first + i * CHUNK + lane * PER_WORD, word);
+            for (int i = 0; i < N_KEYS; i++) {
+                int block = first + i * WARP + lane;
+                if (first + i * WARP < end) visit(block, keys[i], block < end);
             }
         }
     };
@@ -129,12 +123,9 @@ __device__ __forceinline__ void select_blocks(const float *scores, int n_blocks,
     for (int digit = 0; digit < N_DIGITS; digit++) {
         int shift = shift_of(digit);
         uint32_t *histogram = (uint32_t *)shared.histogram[digit];
-        for_each_word([&](int first, const uint32_t word[PER_WORD]) {
-#pragma unroll
-            for (int i = 0; i < PER_WORD; i++) {
-                if ((word[i] & mask) == threshold && first + i < end)
-                    atomicAdd(&histogram[word[i] >> shift & (BINS - 1) & ~(mask >> shift)], 1u);
-            }
+        for_each_block([&](int, uint32_t key, bool is_there) {
+            if (is_there && (key & mask) == threshold)
+                atomicAdd(&histogram[key >> shift & (BINS - 1) & ~(mask >> shift)], 1u);
         });
         __syncthreads();
         digit_t found = find_digit(shared, digit, wanted);
@@ -144,35 +135,27 @@ __device__ __forceinline__ void select_blocks(const float *scores, int n_blocks,
         if (found.takes_all) break; /* whatever their other bits */
     }
 
-    /* Counts of two kinds in one word: equal to the threshold above, greater below. The upper one may overflow behind
-     * the last block, where nothing reads it. */
-    auto counts_of = [&](int first, const uint32_t word[PER_WORD]) {
-        uint32_t counts = 0;
-#pragma unroll
-        for (int i = 0; i < PER_WORD; i++) {
-            uint32_t key = word[i] & mask;
-            if (first + i < end) counts += (uint32_t)(key == threshold) << 16 | (uint32_t)(key > threshold);
-        }
-        return counts;
-    };
-    uint32_t own = 0;
-    for_each_word([&](int first, const uint32_t word[PER_WORD]) { own += counts_of(first, word); });
-    own = lanes_total(own);
-    if (lane == 0) shared.warp_sums[warp] = own;
+    uint32_t n_above = 0, n_equal = 0;
+    for_each_block([&](int, uint32_t key, bool is_there) {
+        n_above += __popc(__ballot_sync(0xffffffffu, is_there && (key & mask) > threshold));
+        n_equal += __popc(__ballot_sync(0xffffffffu, is_there && (key & mask) == threshold));
+    });
+    if (lane == 0) shared.warp_counts[warp] = {n_above, n_equal};
     __syncthreads();
-    uint32_t before = lanes_total(lane < warp ? shared.warp_sums[lane] : 0);
-    for_each_word([&](int first, const uint32_t word[PER_WORD]) {
-        uint32_t counts = counts_of(first, word), prefix = lanes_prefix(counts);
-        uint32_t equal = (before + prefix - counts) >> 16, above = (before + prefix - counts) & 0xffffu;
+    n_above = n_equal = 0; /* among the blocks before */
 #pragma unroll
-        for (int i = 0; i < PER_WORD; i++) {
-            uint32_t key = word[i] & mask;
-            bool is_above = key > threshold && first + i < end, is_equal = key == threshold && first + i < end;
-            if (is_above || (is_equal && equal < wanted)) blocks[above + min(equal, wanted)] = first + i;
-            above += is_above;
-            equal += is_equal;
-        }
-        before += __shfl_sync(0xffffffffu, prefix, WARP - 1);
+    for (int i = 0; i < WARPS - 1; i++) {
+        uint2 counts = shared.warp_counts[i];
+        if (i < warp) n_above += counts.x, n_equal += counts.y;
+    }
+    uint32_t lower = (1u << lane) - 1;
+    for_each_block([&](int block, uint32_t key, bool is_there) {
+        bool is_above = is_there && (key & mask) > threshold, is_equal = is_there && (key & mask) == threshold;
+        uint32_t aboves = __ballot_sync(0xffffffffu, is_above), equals = __ballot_sync(0xffffffffu, is_equal);
+        uint32_t above = n_above + __popc(aboves & lower), equal = n_equal + __popc(equals & lower);
+        if (is_above || (is_equal && equal < wanted)) blocks[above + min(equal, wanted)] = block;
+        n_above += __popc(aboves);
+        n_equal += __popc(equals);
     });
 }
 
@@ -190,10 +173,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     previous_wait(stamp);
     next_start(); /* not before: the blocks of attend would crowd onto the few multiprocessors that prepare leaves */
     if (!selects) return;
-    if (n_blocks <= 2 * CHUNK * WARPS)
-        select_blocks<2>(scores, n_blocks, n_select, blocks, shared);
+    if (n_blocks <= KEYS * THREADS)
+        select_blocks<KEYS>(scores, n_blocks, n_select, blocks, shared);
     else
-        select_blocks<8>(scores, n_blocks, n_select, blocks, shared);
+        select_blocks<4 * KEYS>(scores, n_blocks, n_select, blocks, shared);
 }
 
 } // namespace
