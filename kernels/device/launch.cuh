@@ -7,9 +7,9 @@
  * A kernel started by launch_kernel must have every thread call previous_wait before it touches memory that an earlier
  * kernel of the step wrote or reads. previous_wait returns when the kernel before is complete and its writes are
  * visible; as that kernel waited for the one before it in the same way, all earlier ones are complete too. What an
- * earlier step left (states, caches) may be read before: a step opens with a copy to the device, which waits for all
- * before it. Such early loads must be plain ones: the compiler may move __ldg, and loads through const __restrict__
- * pointers, behind the wait, where they hide nothing. */
+ * earlier step left (states, caches) may be read before: a step opens with a copy to the device or the launch of a
+ * recording, and both wait for all before them. Such early loads must be plain ones: the compiler may move __ldg, and
+ * loads through const __restrict__ pointers, behind the wait, where they hide nothing. */
 
 #include "device/route.h"
 

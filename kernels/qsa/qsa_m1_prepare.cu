@@ -216,6 +216,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     for (int first = key - threadIdx.x % WARP / LANES; first < n_old; first += UNROLL * n_groups) {
 #pragma unroll
         for (int i = 0; i < UNROLL; i++) {
+            if (first + i * n_groups >= n_old) break;
             float value = score(words[i]);
             if (writes && key + i * n_groups < n_old) scores[key + i * n_groups] = value;
         }
