@@ -127,51 +127,62 @@ __device__ __forceinline__ void choose(const moe_call &call, load_t load,
     }
 }
 
-/* One tile of 16 outputs of the shared expert's down, by a block of moe_gate_up. */
+/* Blocks of moe_gate_up that compute the shared expert's down, some tiles of 16 outputs each: so few that with the
+ * experts' blocks all of them have room at once on the devices that matter. */
+enum { SHARED_DOWN_TILES = 2 };
+template <typename shape> __host__ __device__ constexpr int n_shared_down_blocks() {
+    return ceil_div(shape::HIDDEN / TILE_ROWS, SHARED_DOWN_TILES);
+}
+
 template <typename shape>
-__device__ __forceinline__ void shared_down(stamp_t stamp, const moe_call &call, int tile, float (*sums)[TILE_ROWS]) {
+__device__ __forceinline__ void shared_down(stamp_t stamp, const moe_call &call, float (*sums)[TILE_ROWS]) {
     constexpr int M = shape::INTERMEDIATE, VECTORS = M / 8;
     constexpr int STEPS = ceil_div(ceil_div(VECTORS, 4), MOE_UP_WARPS);
     int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, piece = warp * STEPS * 4 + t;
-    const uint4 *low_pieces = (const uint4 *)(call.shared_down + (int64_t)(tile * TILE_ROWS + g) * M) + piece;
-    const uint4 *high_pieces = low_pieces + M; /* eight rows on */
-    uint4 low[STEPS], high[STEPS], x[STEPS];
+    for (int tile = blockIdx.x; tile < shape::HIDDEN / TILE_ROWS; tile += n_shared_down_blocks<shape>()) {
+        const uint4 *low_pieces = (const uint4 *)(call.shared_down + (int64_t)(tile * TILE_ROWS + g) * M) + piece;
+        const uint4 *high_pieces = low_pieces + M; /* eight rows on */
+        uint4 low[STEPS], high[STEPS], x[STEPS];
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-        if (piece + 4 * i >= VECTORS) continue;
-        low[i] = load_ahead(low_pieces + 4 * i);
-        high[i] = load_ahead(high_pieces + 4 * i);
+        for (int i = 0; i < STEPS; i++) {
+            if (piece + 4 * i >= VECTORS) continue;
+            low[i] = load_ahead(low_pieces + 4 * i);
+            high[i] = load_ahead(high_pieces + 4 * i);
+        }
+        if (tile == (int)blockIdx.x) {
+            previous_wait(stamp);
+            next_start();
+        }
+        float gate = sigmoidf(__ldcg(call.logits + shape::N_EXPERTS));
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            bool inside = piece + 4 * i < VECTORS;
+            uint4 zero = make_uint4(0, 0, 0, 0);
+            x[i] = inside ? __ldcg((const uint4 *)call.shared_act + piece + 4 * i) : zero;
+            if (!inside) low[i] = high[i] = zero;
+        }
+        row_sums total = {};
+#pragma unroll
+        for (int i = 0; i < STEPS; i++)
+            add_f16(total, low[i], high[i], x[i]);
+        float2 rows = finish_rows(total);
+        __syncthreads(); /* the sums of the tile before are read */
+        if (t == 0) {
+            sums[warp][g] = rows.x;
+            sums[warp][g + 8] = rows.y;
+        }
+        __syncthreads();
+        if (threadIdx.x >= TILE_ROWS) continue;
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < MOE_UP_WARPS; i++)
+            sum += sums[i][threadIdx.x];
+        call.shared_o[tile * TILE_ROWS + threadIdx.x] = sum * gate;
     }
-    previous_wait(stamp);
-    next_start();
-    float gate = sigmoidf(__ldcg(call.logits + shape::N_EXPERTS));
-#pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-        bool inside = piece + 4 * i < VECTORS;
-        uint4 zero = make_uint4(0, 0, 0, 0);
-        x[i] = inside ? __ldcg((const uint4 *)call.shared_act + piece + 4 * i) : zero;
-        if (!inside) low[i] = high[i] = zero;
-    }
-    row_sums total = {};
-#pragma unroll
-    for (int i = 0; i < STEPS; i++)
-        add_f16(total, low[i], high[i], x[i]);
-    float2 rows = finish_rows(total);
-    if (t == 0) {
-        sums[warp][g] = rows.x;
-        sums[warp][g + 8] = rows.y;
-    }
-    __syncthreads();
-    if (threadIdx.x >= TILE_ROWS) return;
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < MOE_UP_WARPS; i++)
-        sum += sums[i][threadIdx.x];
-    call.shared_o[tile * TILE_ROWS + threadIdx.x] = sum * gate;
 }
 
-/* Grid: tiles of 16 outputs of the shared expert's down, whose weights come while the other blocks wait for the choice;
- * then for each choice its groups of 8 gate and 8 up rows. The warps of a block share the columns. */
+/* Grid: blocks of the shared expert's down, whose weights come while the other blocks wait for the choice; then for
+ * each choice its groups of 8 gate and 8 up rows. The warps of a block share the columns. */
 template <typename shape>
 __global__ void __launch_bounds__(MOE_UP_WARPS *WARP, 7) moe_gate_up_nvfp4_kernel(stamp_t stamp, moe_call call) {
     constexpr int H = shape::HIDDEN, M = shape::INTERMEDIATE, K = shape::TOP_K, THREADS = MOE_UP_WARPS * WARP;
@@ -182,9 +193,9 @@ __global__ void __launch_bounds__(MOE_UP_WARPS *WARP, 7) moe_gate_up_nvfp4_kerne
     __shared__ top_k_choice<shape::N_EXPERTS, K> choice;
     __shared__ float sums[MOE_UP_WARPS][TILE_ROWS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    int n_shared = call.with_shared ? H / TILE_ROWS : 0;
+    int n_shared = call.with_shared ? n_shared_down_blocks<shape>() : 0;
     if ((int)blockIdx.x < n_shared) {
-        shared_down<shape>(stamp, call, blockIdx.x, sums);
+        shared_down<shape>(stamp, call, sums);
         return;
     }
     int item = blockIdx.x - n_shared, group = item % GROUPS;
@@ -355,7 +366,7 @@ template <typename shape> void launch_in(const moe_call &call, const device_queu
 }
 
 template <typename shape> void launch_gate_up(const moe_call &call, const device_queue_t *queue) {
-    int n_tiles = (call.with_shared ? shape::HIDDEN / TILE_ROWS : 0) + shape::TOP_K * shape::INTERMEDIATE / 8;
+    int n_tiles = (call.with_shared ? n_shared_down_blocks<shape>() : 0) + shape::TOP_K * shape::INTERMEDIATE / 8;
     launch_kernel(queue, moe_gate_up_nvfp4_kernel<shape>, n_tiles, MOE_UP_WARPS * WARP, 0, call);
 }
 
