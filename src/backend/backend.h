@@ -12,7 +12,6 @@
 
 #include "advance/advance.h"
 #include "argmax/argmax.h"
-#include "base/dtype.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "comm/comm.h"

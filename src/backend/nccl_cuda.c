@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>

@@ -148,24 +148,11 @@ static herr_t put_attribute(hid_t object, const char *name, hid_t type, const vo
     return result;
 }
 
-/* `bytes` may be H5T_VARIABLE. */
-static hid_t text_type(size_t bytes) {
-    hid_t type = H5Tcopy(H5T_C_S1);
-    H5Tset_size(type, bytes);
-    H5Tset_cset(type, H5T_CSET_UTF8);
-    return type;
-}
-
 herr_t h5_put_text(hid_t object, const char *name, const char *text) {
-    hid_t type = text_type(H5T_VARIABLE);
+    hid_t type = H5Tcopy(H5T_C_S1);
+    H5Tset_size(type, H5T_VARIABLE);
+    H5Tset_cset(type, H5T_CSET_UTF8);
     herr_t result = put_attribute(object, name, type, &text);
-    H5Tclose(type);
-    return result;
-}
-
-herr_t h5_put_fixed_text(hid_t object, const char *name, const char *text) {
-    hid_t type = text_type(strlen(text) + 1);
-    herr_t result = put_attribute(object, name, type, text);
     H5Tclose(type);
     return result;
 }

@@ -37,11 +37,9 @@ status_t h5_open_for_read(const char *path, hid_t *file, bool *is_open_for_write
 hid_t h5_access_list(bool lock);
 
 /* Attributes of an open object. An existing attribute is replaced. Negative on failure. h5_put_text writes
- * variable-length UTF-8, as h5py does, which gives it as str; h5_put_fixed_text fixed-length UTF-8, which h5py gives as
- * bytes. In the 1.10 format the second kind is under the checksum of its object, the first is not, and HDF5 1.10
- * crashes on a damaged one: where damaged files must be survived, the second it is. */
+ * variable-length UTF-8, as h5py does, which gives it as str. In the 1.10 format such a text is not under the checksum
+ * of its object, and HDF5 1.10 crashes on a damaged one: not for files that must be survived when damaged. */
 herr_t h5_put_text(hid_t object, const char *name, const char *text);
-herr_t h5_put_fixed_text(hid_t object, const char *name, const char *text);
 herr_t h5_put_int(hid_t object, const char *name, int64_t value);
 
 /* Reads a text attribute of either length kind. `path` is for messages. The caller frees `*text` with memory_free.

@@ -1,7 +1,6 @@
 #include "base/json.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/file.h"

@@ -10,8 +10,6 @@ static int current_rank = 0;
 
 void log_set_level(log_level_t level) { current_level = level; }
 
-log_level_t log_get_level(void) { return current_level; }
-
 void log_set_rank(int rank) { current_rank = rank; }
 
 bool log_level_from_name(const char *name, log_level_t *level) {

@@ -11,7 +11,6 @@ typedef enum log_level { LOG_ERROR, LOG_WARNING, LOG_INFO, LOG_DEBUG } log_level
 
 /* Log lines go to stderr; stdout belongs to generated text and tables. */
 void log_set_level(log_level_t level);
-log_level_t log_get_level(void);
 
 /* Rank that the lines come from: rank 0 prints its lines bare, others as "[rank r] ...". At LOG_INFO and
  * below only rank 0 speaks, so that a message common to all ranks appears once. */

@@ -1,7 +1,6 @@
 #ifndef GALVANI_BASE_MEMORY_H
 #define GALVANI_BASE_MEMORY_H
 
-#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/status.h"

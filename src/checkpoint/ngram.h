@@ -1,7 +1,6 @@
 #ifndef GALVANI_CHECKPOINT_NGRAM_H
 #define GALVANI_CHECKPOINT_NGRAM_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 #include "checkpoint/config.h"

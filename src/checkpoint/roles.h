@@ -5,7 +5,6 @@
  * mtp.layers.0... is never taken for a layer of the text tower. */
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "checkpoint/checkpoint.h"

@@ -8,7 +8,6 @@
 #include "comm/comm.h"
 #include "engine/engine.h"
 #include "text/generation_config.h"
-#include "trace/run_file.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -4,7 +4,6 @@
 /* The parts of galvani inspect. Each prints to stdout and returns STATUS_INPUT for what is damaged. */
 
 #include <stdbool.h>
-#include <stdint.h>
 
 #include "base/status.h"
 

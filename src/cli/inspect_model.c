@@ -1,13 +1,10 @@
 #include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/file.h"
-#include "base/memory.h"
 #include "checkpoint/inventory.h"
 #include "cli/inspect.h"
 #include "cli/tensor_table.h"

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/hash.h"
-#include "base/memory.h"
 #include "cli/inspect.h"
 #include "cli/tensor_table.h"
 #include "trace/summary.h"

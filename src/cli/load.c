@@ -1,7 +1,6 @@
 #include "cli/load.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/file.h"

@@ -2,8 +2,8 @@
 
 #include <errno.h>
 #include <getopt.h>
-#include <inttypes.h>
 #include <math.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -4,7 +4,6 @@
 /* The one table of options: the command line, --config files, request lines and --help are all read from it. */
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 

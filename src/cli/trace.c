@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/h5.h"
-#include "base/memory.h"
 #include "cli/commands.h"
 #include "trace/export.h"
 #include "trace/plot.h"

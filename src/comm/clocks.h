@@ -3,6 +3,8 @@
 
 /* How the ranks' monotonic clocks (base/clock.h) stand to each other. */
 
+#include <stdint.h>
+
 #include "comm/comm.h"
 
 #ifdef __cplusplus

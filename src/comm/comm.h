@@ -6,7 +6,6 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 
 #include "base/status.h"
 
@@ -39,8 +38,8 @@ int comm_local_cores(const comm_t *comm);
 /* Name and version of the MPI library, one line; owned by the comm. */
 const char *comm_library(const comm_t *comm);
 
-/* Whether the functions below that move plain bytes (gather, all_gather, broadcast) take a CUDA device's memory: the MPI
- * library of every rank says so at run time. It knows nothing of streams, so work on the memory must be done. */
+/* Whether the functions below that move plain bytes (gather, all_gather, broadcast) take a CUDA device's memory: the
+ * MPI library of every rank says so at run time. It knows nothing of streams, so work on the memory must be done. */
 bool comm_takes_device(const comm_t *comm);
 
 /* The host of every rank, "a,a,b,b" in rank order; owned by the comm. */

@@ -12,8 +12,6 @@
  * come; Slurm would wait half a minute. A child whose watcher is killed dies with it. No rank watches another, so this
  * works alike on any number of hosts. The watcher wakes once a second. */
 
-#include <stdbool.h>
-
 #include "base/status.h"
 
 #ifdef __cplusplus

@@ -4,11 +4,9 @@
 /* The choice of a token from gathered logits. Plain arithmetic on one rank; nothing is allocated here. Logits are
  * finite. */
 
-#include <stddef.h>
 #include <stdint.h>
 
 #include "argmax/argmax.h"
-#include "base/status.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -23,13 +23,14 @@ void microbench_compare(double result, double reference, microbench_error_t *err
     error->reference_squares += reference * reference;
 }
 
-double microbench_relative(const microbench_error_t *error) {
+/* sqrt(squares / reference_squares) */
+static double relative(const microbench_error_t *error) {
     return sqrt(error->squares / (error->reference_squares > 0 ? error->reference_squares : 1.0));
 }
 
 void microbench_take_worst(const microbench_error_t *output, microbench_error_t *error) {
     bool is_wrong = error->is_wrong || output->is_wrong;
-    if (microbench_relative(output) > microbench_relative(error)) *error = *output;
+    if (relative(output) > relative(error)) *error = *output;
     error->is_wrong = is_wrong;
 }
 
@@ -158,7 +159,7 @@ static status_t measure_row(microbench_t *bench, const batch_t *batch, int n_pas
     if (status == STATUS_OK) status = batch->op->reference(bench, batch->args, &error);
     TRY(comm_agree(backend->comm, status));
     row->is_wrong = error.is_wrong;
-    row->relative_error = microbench_relative(&error);
+    row->relative_error = relative(&error);
 
     double us;
     TRY(time_batch(backend, batch, n_passes, &us));

@@ -30,9 +30,6 @@ typedef struct microbench_error {
 } microbench_error_t;
 void microbench_compare(double result, double reference, microbench_error_t *error);
 
-/* sqrt(squares / reference_squares) */
-double microbench_relative(const microbench_error_t *error);
-
 /* Of an op with several outputs the worst one stands for all. */
 void microbench_take_worst(const microbench_error_t *output, microbench_error_t *error);
 

@@ -5,8 +5,6 @@
  * that are poisoned before a run. Each value follows from its operand's rule (kernels/fill) and its place, so nothing
  * is copied back to know it. */
 
-#include <stdbool.h>
-
 #include "backend/backend.h"
 
 #ifdef __cplusplus

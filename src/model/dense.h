@@ -7,7 +7,6 @@
 
 #include <stdbool.h>
 
-#include "base/memory.h"
 #include "linear/dense8.h"
 #include "shard/schema.h"
 

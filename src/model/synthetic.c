@@ -7,7 +7,6 @@
 
 #include "base/file.h"
 #include "base/hash.h"
-#include "base/memory.h"
 #include "shard/plan.h"
 
 /* How the values of a dataset are spread. */

@@ -4,8 +4,6 @@
 /* Where a rank's tensors come from: its shard file, or a synthetic model's rules (model/synthetic.h). Not collective.
  */
 
-#include <stdbool.h>
-
 #include "backend/backend.h"
 #include "shard/reader.h"
 

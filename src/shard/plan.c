@@ -1,6 +1,5 @@
 #include "shard/plan.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,6 @@
 /* Reads one rank's shard file, DIRECTORY/model.rank<r>of<T>.h5. HDF5 gives the names, types, offsets and digests; the
  * bytes are then read with pread at the dataset's offset. Not collective: each rank opens its own. */
 
-#include <stdbool.h>
 #include <stddef.h>
 
 #include "shard/schema.h"

@@ -7,6 +7,7 @@
 
 #include "base/memory.h"
 #include "checkpoint/ngram.h"
+#include "checkpoint/nvfp4.h"
 
 /* The list under construction. With `tensors` NULL only the count is kept. */
 typedef struct builder {

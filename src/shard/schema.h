@@ -57,7 +57,6 @@
 
 #include "base/dtype.h"
 #include "checkpoint/config.h"
-#include "checkpoint/nvfp4.h"
 
 #ifdef __cplusplus
 extern "C" {

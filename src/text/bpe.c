@@ -1,6 +1,6 @@
 #include "text/bpe.h"
 
-#include <inttypes.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "base/memory.h"

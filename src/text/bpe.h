@@ -2,7 +2,6 @@
 #define GALVANI_TEXT_BPE_H
 
 #include <jansson.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -2,7 +2,6 @@
 #define GALVANI_TEXT_UTF8_STREAM_H
 
 #include <stddef.h>
-#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {

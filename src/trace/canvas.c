@@ -24,7 +24,7 @@ status_t canvas_begin(const char *path, int height, const char *title, const cha
     bool is_png = has_suffix(path, ".png");
     if (!is_png && !has_suffix(path, ".svg"))
         return status_fail(STATUS_USAGE, "a picture's name ends with .svg or .png, but %s does not", path);
-    canvas_t begun = {.path = path, .height = height};
+    canvas_t begun = {.path = path};
     begun.surface = is_png ? cairo_image_surface_create(CAIRO_FORMAT_RGB24, CANVAS_WIDTH * CANVAS_PNG_SCALE,
                                                         height * CANVAS_PNG_SCALE)
                            : cairo_svg_surface_create(path, CANVAS_WIDTH, height);
@@ -99,7 +99,8 @@ double canvas_y(const canvas_t *canvas, double value) {
     return canvas->bottom - place(value, canvas->y_min, canvas->y_max) * (canvas->bottom - canvas->top);
 }
 
-double canvas_round_up(double value) {
+/* The least of 1, 2, 5 times a power of ten that is not below `value`. */
+static double round_up(double value) {
     if (!(value > 0)) return 1;
     double power = pow(10, floor(log10(value)));
     static const double steps[] = {1, 2, 5, 10};
@@ -110,7 +111,7 @@ double canvas_round_up(double value) {
 
 /* First tick not below `minimum`, and the distance of ticks. */
 static double tick_step(double minimum, double maximum, double *first) {
-    double step = canvas_round_up((maximum - minimum) / N_TICKS);
+    double step = round_up((maximum - minimum) / N_TICKS);
     *first = ceil(minimum / step - 1e-9) * step + 0.0; /* + 0.0 turns -0 into 0 */
     return step;
 }

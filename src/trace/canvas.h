@@ -23,7 +23,6 @@ typedef struct canvas {
     cairo_t *cairo;
     cairo_surface_t *surface;
     const char *path; /* borrowed */
-    int height;
     /* The plot area and the range of values on its axes. */
     double left, right, top, bottom;
     double x_min, x_max, y_min, y_max;
@@ -47,9 +46,6 @@ double canvas_y(const canvas_t *canvas, double value);
 /* Draws an axis with round tick values, grid lines across the plot area, and its label. */
 void canvas_x_axis(const canvas_t *canvas, const char *label);
 void canvas_y_axis(const canvas_t *canvas, const char *label);
-
-/* The least of 1, 2, 5 times a power of ten that is not below `value`. */
-double canvas_round_up(double value);
 
 #ifdef __cplusplus
 }

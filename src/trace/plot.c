@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/memory.h"
 #include "trace/canvas.h"
 #include "trace/summary.h"
 

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "base/memory.h"
 #include "trace/summary.h"
 
 enum { N_SLOWEST = 5, MAX_RANK_COLUMNS = 8 };

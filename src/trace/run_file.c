@@ -1,6 +1,5 @@
 #include "trace/run_file.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>

@@ -5,7 +5,6 @@
 
 #include "base/clock.h"
 #include "base/h5.h"
-#include "base/memory.h"
 #include "trace/provenance.h"
 #include "trace/run_types.h"
 

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/file.h"
 #include "base/h5.h"
 #include "base/hash.h"
 #include "base/memory.h"

@@ -4,7 +4,6 @@
 /* Comparing arrays of numbers: a failure names the worst place. Included behind cmocka.h. */
 
 #include <math.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 

@@ -5,7 +5,6 @@
 
 #include <hdf5.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/h5.h"

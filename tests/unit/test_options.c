@@ -4,7 +4,6 @@
 #include <stddef.h>
 
 #include <cmocka.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 

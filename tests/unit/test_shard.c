@@ -11,7 +11,6 @@
 
 #include "base/h5.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "checkpoint/inventory.h"
 #include "shard/convert.h"
 #include "shard/reader.h"

@@ -5,7 +5,6 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include <cmocka.h>
 
 #include "base/memory.h"
+#include "checkpoint/nvfp4.h"
 #include "model/synthetic.h"
 #include "model/tensor_source.h"
 #include "support/model_configs.h"

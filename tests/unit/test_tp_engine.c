@@ -7,7 +7,6 @@
 
 #include <cmocka.h>
 
-#include "base/file.h"
 #include "base/hash.h"
 #include "engine/engine.h"
 #include "shard/shard_file.h"
