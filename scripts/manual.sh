@@ -73,7 +73,7 @@ no memory
 a failure of a device, NCCL, MPI, a rank or an output file
 .TP
 .B 6
-logits are NaN or infinite
+logits are NaN or infinite, or microbench found an operator's results wrong
 .TP
 .B 130
 ended by a signal, with a whole run file

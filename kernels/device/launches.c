@@ -3,7 +3,8 @@
 #include <stddef.h>
 #include <string.h>
 
-/* gr_mix_final is the gr_mix behind the last layer, which has no block_inject. In the general form, and where the op has a route of its own (on_route > 0), with that. */
+/* In the general form, and, where the op has a route of its own (on_route > 0), with that. gr_mix_final is the gr_mix
+ * behind the last layer, which has no block_inject. */
 /* clang-format off */
 static const struct {
     const char *op;

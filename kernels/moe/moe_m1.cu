@@ -1,10 +1,11 @@
 /* The MoE block of one token in three launches, NVFP4 experts, exact shapes. All three are made of 16-row tiles
  * (experts/row_tile.cuh) with FP32 sums; every weight is read once.
  *
- *   moe_in       router and the shared expert's gate and up, loaded before the wait
- *   moe_gate_up  the shared expert's down, loaded before the wait; each other block chooses the experts for itself,
- * then gate and up of its choice moe_down     chooses as well and loads down before the wait, for what the choice rests
- * on is there by then; sums over the choices in their order
+ * - moe_in: router and the shared expert's gate and up, loaded before the wait.
+ * - moe_gate_up: the shared expert's down, loaded before the wait; each other block chooses the experts for itself,
+ *   then gate and up of its choice.
+ * - moe_down: chooses as well and loads down before the wait, for what the choice rests on is there by then; sums over
+ *   the choices in their order.
  *
  * On one rank of the full model they move 9.2, 21.7 and 9.2 MB. Pointers are aligned to 16 bytes. */
 

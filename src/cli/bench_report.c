@@ -134,7 +134,8 @@ static void print_difference(const bench_report_t *report, FILE *stream) {
     fprintf(stream, "\n%-12s", "percent");
     for (int i = 0; i < N_FIGURES; i++) {
         double control = spread_of(report, true, &figures[i]).mean;
-        fprintf(stream, " %+12.2f", 100.0 * (spread_of(report, false, &figures[i]).mean - control) / control);
+        double difference = spread_of(report, false, &figures[i]).mean - control;
+        fprintf(stream, " %+12.2f", control > 0 ? 100.0 * difference / control : 0.0);
     }
     fprintf(stream, "\n");
 }
@@ -164,7 +165,7 @@ static void print_groups(const bench_report_t *report, FILE *stream) {
 static void print_routes(const bench_report_t *report, FILE *stream) {
     fprintf(stream, "\nroutes%s\n", report->control ? " (candidate)" : "");
     for (size_t i = 0; i < report->n_routes; i++)
-        fprintf(stream, "%-14s %-3s %s\n", report->routes[i].name, report->routes[i].chosen, report->routes[i].reason);
+        fprintf(stream, "%-15s %-3s %s\n", report->routes[i].name, report->routes[i].chosen, report->routes[i].reason);
 }
 
 static int64_t memory_value(const run_memory_t *memory, int index) {

@@ -44,10 +44,15 @@ static status_t read_config(const char *model, model_config_t *config) {
     return STATUS_OK;
 }
 
-static status_t check_options(const run_t *run) {
-    const options_t *options = &run->options;
+enum { DEFAULT_CONTEXT = 8192 };
+
+static status_t check_options(run_t *run) {
+    options_t *options = &run->options;
     int tp_size = options->tp ? (int)options->tp : comm_tp_size(run->comm);
     const schema_options_t schema = {.tp_size = tp_size, .expert_format = EXPERTS_NVFP4, .ple_dtype = DTYPE_F8_E4M3};
+    if (options->context == 0)
+        options->context = run->config.max_position_embeddings < DEFAULT_CONTEXT ? run->config.max_position_embeddings
+                                                                                 : DEFAULT_CONTEXT;
     for (int i = 0; i < options->n_ops; i++) {
         int op = 0;
         while (op < microbench_n_ops && strcmp(microbench_ops[op]->name, options->ops[i]) != 0)

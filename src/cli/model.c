@@ -19,10 +19,10 @@ static const char help[] =
     "\n"
     "  --model MODEL    synthetic:NAME, or a directory with a config.json (synthetic:full)\n"
     "  --tp T           number of ranks (1)\n"
-    "  --dense FORMAT   of the GDN, QSA and GR matrices: fp16, q8 or qpn8 (fp16)\n"
+    "  --dense FORMAT   form of the projections of GR, GDN and QSA: fp16, q8 or qpn8 (fp16)\n"
     "  --context N      tokens before the one that is modelled (8464, the middle of the lane)\n"
     "  --device NAME    H200 or V100 (H200)\n"
-    "  --measured FILE  what galvani bench --json wrote: its model, ranks, context and routes, and its times beside\n"
+    "  --measured FILE  model the run that galvani bench --json wrote to FILE, and show its times beside\n"
     "  --help           print this and stop\n";
 
 typedef struct model_options {
@@ -41,8 +41,9 @@ static status_t parse_number(const char *name, const char *text, int64_t *value)
     char *end;
     errno = 0;
     long long number = strtoll(text, &end, 10);
-    if (end == text || *end || errno || number < 1)
-        return status_fail(STATUS_USAGE, "--%s is \"%s\", but must be a whole number from 1", name, text);
+    if (end == text || *end || errno || number < 1 || number > INT32_MAX)
+        return status_fail(STATUS_USAGE, "--%s is \"%s\", but must be a whole number from 1 to %d", name, text,
+                           INT32_MAX);
     *value = number;
     return STATUS_OK;
 }
@@ -109,24 +110,30 @@ static double mean_of(const json_t *figures, const char *name) {
     return json_number_value(json_object_get(json_object_get(figures, name), "mean"));
 }
 
+/* Whether a member is a number of ranks or tokens. */
+static bool read_count(const json_t *root, const char *name, int64_t *count) {
+    const json_t *value = json_object_get(root, name);
+    *count = json_integer_value(value);
+    return json_is_integer(value) && *count >= 1 && *count <= INT32_MAX;
+}
+
 /* Takes from the file what it was measured with. */
 static status_t read_measurement(model_options_t *options, cost_args_t *args, measurement_t *measured) {
     TRY(json_read_file(options->measured, &measured->root));
     const json_t *root = measured->root, *figures = json_object_get(root, "candidate");
     const json_t *parts = json_object_get(figures, "decomposition_ms");
     const json_t *route;
-    if (!parts || !json_object_get(root, "model"))
+    int64_t prompt_len, warmup, max_new;
+    options->model = json_string_value(json_object_get(root, "model"));
+    if (!json_is_object(parts) || !options->model || !read_count(root, "n_ranks", &options->tp_size) ||
+        !read_count(root, "prompt_len", &prompt_len) || !read_count(root, "warmup", &warmup) ||
+        !read_count(root, "max_new", &max_new))
         return status_fail(STATUS_INPUT, "%s is not what galvani bench --json writes", options->measured);
+    options->context = prompt_len + (warmup + max_new) / 2;
     for (int group = 0; group < OP_N_GROUPS; group++)
         measured->group_ms[group] = mean_of(parts, op_group_name((op_group_t)group));
     measured->ms = mean_of(figures, "ms_per_token");
     measured->n_launches = mean_of(figures, "launches");
-    options->model = json_string_value(json_object_get(root, "model"));
-    options->tp_size = json_integer_value(json_object_get(root, "n_ranks"));
-    options->context =
-        json_integer_value(json_object_get(root, "prompt_len")) +
-        (json_integer_value(json_object_get(root, "warmup")) + json_integer_value(json_object_get(root, "max_new"))) /
-            2;
     for (int i = 0; i < N_KERNEL_ROUTES; i++)
         args->routes_taken[i] = false;
     args->runs_ahead = false;
@@ -224,6 +231,10 @@ static status_t run(model_options_t *options, measurement_t *measured) {
     const cost_device_t *device = cost_find_device(options->device);
     if (!device) return status_fail(STATUS_USAGE, "--device is \"%s\", but must be H200 or V100", options->device);
     TRY(read_config(options->model, (int)options->tp_size, &config));
+    if (options->context > config.max_position_embeddings)
+        return status_fail(STATUS_USAGE,
+                           "the context is %" PRId64 " tokens; the model's max_position_embeddings is %" PRId64,
+                           options->context, config.max_position_embeddings);
     args.local = local_shape(&config, 0, (int)options->tp_size);
     args.context = options->context;
     print_model(options, &args, device, measured);

@@ -22,15 +22,15 @@ static const char help[] =
     "  plot FILE        --kind tpot, decomposition or timeline (the operators of one step)\n"
     "  watch FILE       the progress of a run, until it ends\n"
     "\n"
-    "  --skip N         leave out the first N steps (32 if as many remain, else the prefill alone)\n"
-    "  --format NAME    of export (perfetto)\n"
-    "  --kind NAME      of plot (tpot)\n"
-    "  --step N         of plot --kind timeline (the step of median duration)\n"
-    "  --out PATH       of export (standard output), of plot (FILE's name with .KIND.svg; or .png)\n"
-    "  --bandwidth N    of report: GB/s of the device's memory, for the share of the byte floor (what the run file "
+    "  --skip N          leave out the first N steps (32 if as many remain, else the prefill alone)\n"
+    "  --format NAME     of export (perfetto)\n"
+    "  --kind NAME       of plot (tpot)\n"
+    "  --step N          of plot --kind timeline (the step of median duration)\n"
+    "  --out PATH        of export (standard output), of plot (FILE's name with .KIND.svg; or .png)\n"
+    "  --bandwidth GB/S  of report: that of the device's memory, for the share of the byte floor (what the run file "
     "says)\n"
-    "  --interval MS    of watch (500)\n"
-    "  --help           print this and stop\n";
+    "  --interval MS     of watch (500)\n"
+    "  --help            print this and stop\n";
 
 typedef struct trace_options {
     int64_t skip, step;             /* negative: the default */

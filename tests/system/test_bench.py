@@ -145,10 +145,12 @@ def test_model_of_what_was_measured(tmp_path):
         words = line.split()
         if words and words[0] in parts:
             assert float(words[5]) == pytest.approx(parts[words[0]]["mean"], abs=6e-4)
-    (tmp_path / "bench.json").write_text("{}")
-    assert galvani(0, "model", "--measured", tmp_path / "bench.json").status == INPUT
-    assert galvani(0, "model", "--device", "abacus").status == USAGE
-    assert galvani(0, "model", "--tp", 3).status == USAGE
+    for wrong in ({}, {**figures, "model": 5}, {**figures, "n_ranks": 0}, {**figures, "prompt_len": -1}):
+        (tmp_path / "bench.json").write_text(json.dumps(wrong))
+        assert galvani(0, "model", "--measured", tmp_path / "bench.json").status == INPUT
+    for words in (("--device", "abacus"), ("--tp", 3), ("--tp", 2**32 + 1), ("--dense", "q4"), ("--context", 262145)):
+        done = galvani(0, "model", *words)
+        assert done.status == USAGE and len(done.messages()) == 1, (words, done.stderr)
 
 
 def test_results_are_made_again(tmp_path):
