@@ -52,13 +52,13 @@ def test_the_lane_keeps_dense_projections_in_8_bits():
 
 def test_what_does_not_fit_is_refused_with_what_would():
     words = ("run", "--model", "synthetic:full", "--tp", 4, "--plan", "--device-memory")
-    done = galvani(0, *words, "22GiB", "--max-context", 262144)
+    done = galvani(0, *words, "22.4GiB", "--max-context", 262144)
     assert done.status == MEMORY
     assert len(done.messages()) == 1 and "needs" in done.messages()[0] and "available" in done.messages()[0]
     largest = int(re.search(r"largest context that fits: (\d+)", done.stdout)[1])
     assert 8704 < largest < 262144
-    assert galvani(0, *words, "22GiB", "--max-context", largest).status == 0
-    assert galvani(0, *words, "22GiB", "--max-context", largest + 1).status == MEMORY
+    assert galvani(0, *words, "22.4GiB", "--max-context", largest).status == 0
+    assert galvani(0, *words, "22.4GiB", "--max-context", largest + 1).status == MEMORY
 
 
 def test_a_plan_says_what_a_run_takes(nano_shards, tmp_path):
