@@ -1,7 +1,6 @@
 #ifndef GALVANI_KERNELS_ARGMAX_H
 #define GALVANI_KERNELS_ARGMAX_H
 
-#include "base/matrix.h"
 #include "base/status.h"
 #include "device/queue.h"
 

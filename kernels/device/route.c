@@ -1,6 +1,5 @@
 #include "device/route.h"
 
-#include <stddef.h>
 
 static const char *const names[N_KERNEL_ROUTES] = {
     [ROUTE_PDL] = "pdl",

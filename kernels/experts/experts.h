@@ -2,7 +2,6 @@
 #define GALVANI_KERNELS_EXPERTS_H
 
 #include "base/activation.h"
-#include "base/matrix.h"
 #include "base/status.h"
 #include "device/queue.h"
 

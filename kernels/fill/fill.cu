@@ -1,4 +1,3 @@
-#include "device/device.cuh"
 #include "fill/fill.h"
 #include "fill/fill_value.h"
 

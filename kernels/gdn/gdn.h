@@ -4,7 +4,6 @@
 #include <stdbool.h>
 
 #include "base/activation.h"
-#include "base/matrix.h"
 #include "base/status.h"
 #include "device/queue.h"
 

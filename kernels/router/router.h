@@ -3,7 +3,6 @@
 
 #include <stdbool.h>
 
-#include "base/matrix.h"
 #include "base/status.h"
 #include "device/queue.h"
 

@@ -9,7 +9,6 @@
 #define WAIT_LIMIT_NS 10000000000
 
 struct push {
-    comm_t *comm;
     const device_queue_t *queue;
     push_args_t args; /* but for data and n_items */
     int32_t *fault;   /* mapped host memory */
@@ -70,7 +69,6 @@ status_t push_create(comm_t *comm, const device_queue_t *queue, uint32_t first_r
     TRY(comm_agree(comm, memory_alloc(MEMORY_OTHER, 1, sizeof(push_t), &memory)));
     push_t *created = memory;
     *push = created;
-    created->comm = comm;
     created->queue = queue;
     created->args.tp_rank = comm_tp_rank(comm);
     created->args.tp_size = n_ranks;
