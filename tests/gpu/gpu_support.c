@@ -27,17 +27,31 @@ static uint64_t random_word(void) {
 
 uint64_t random_below(uint64_t limit) { return (random_word() >> 11) % limit; }
 
-static void require(status_t status) {
+void run(status_t status) {
     if (status != STATUS_OK) fail_msg("%s", status_message());
+}
+
+void assert_all_ok(comm_t *comm, status_t status) {
+    if (comm_agree(comm, status) == STATUS_OK) return;
+    char message[512];
+    snprintf(message, sizeof message, "%s", status_message());
+    status_clear();
+    fail_msg("%s", message);
+}
+
+void *host_bytes(size_t bytes) {
+    void *memory;
+    run(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
+    return memory;
 }
 
 static comm_t *comm;
 
 void device_open(device_t *device) {
     memset(device, 0, sizeof *device);
-    if (!comm) require(comm_init(&comm));
-    require(backend_create(BACKEND_CUDA, comm, &device->cuda));
-    require(backend_create(BACKEND_CPU, comm, &device->cpu));
+    if (!comm) run(comm_init(&comm));
+    run(backend_create(BACKEND_CUDA, comm, &device->cuda));
+    run(backend_create(BACKEND_CPU, comm, &device->cpu));
 }
 
 void device_release(device_t *device) {
@@ -46,11 +60,7 @@ void device_release(device_t *device) {
     device->n_pointers = 0;
 }
 
-float *host_floats(int64_t n) {
-    void *memory;
-    require(memory_alloc(MEMORY_OTHER, (size_t)n, sizeof(float), &memory));
-    return memory;
-}
+float *host_floats(int64_t n) { return host_bytes((size_t)n * sizeof(float)); }
 
 float *random_floats(int64_t n, float scale) {
     float *values = host_floats(n);
@@ -62,9 +72,7 @@ float *random_floats(int64_t n, float scale) {
 }
 
 static uint16_t *halves_of(const float *values, int64_t n) {
-    void *memory;
-    require(memory_alloc(MEMORY_OTHER, (size_t)n, sizeof(uint16_t), &memory));
-    uint16_t *halves = memory;
+    uint16_t *halves = host_bytes((size_t)n * sizeof *halves);
     for (int64_t i = 0; i < n; i++)
         halves[i] = f16_from_float(values[i]);
     return halves;
@@ -80,14 +88,14 @@ matrix_t random_matrix(int64_t rows, int64_t columns) {
 static void *allocate(device_t *device, size_t bytes) {
     void *pointer;
     assert_true(device->n_pointers < (int)(sizeof device->pointers / sizeof device->pointers[0]));
-    require(device->cuda->ops->alloc(device->cuda, MEMORY_OTHER, bytes, &pointer));
+    run(device->cuda->ops->alloc(device->cuda, MEMORY_OTHER, bytes, &pointer));
     device->pointers[device->n_pointers++] = pointer;
     return pointer;
 }
 
 void *upload_bytes(device_t *device, const void *host, size_t bytes) {
     void *pointer = allocate(device, bytes);
-    require(device->cuda->ops->upload(device->cuda, pointer, host, bytes));
+    run(device->cuda->ops->upload(device->cuda, pointer, host, bytes));
     return pointer;
 }
 
@@ -109,8 +117,7 @@ matrix_t upload_matrix(device_t *device, matrix_t matrix) {
 }
 
 void *poisoned(device_t *device, size_t bytes) {
-    void *memory;
-    require(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
+    void *memory = host_bytes(bytes);
     memset(memory, 0xFF, bytes);
     void *pointer = upload_bytes(device, memory, bytes);
     memory_free(memory);
@@ -142,7 +149,7 @@ static void check(const char *what, const float *got, const float *want, int64_t
 
 void check_floats(device_t *device, const char *what, const float *got, const float *want, int64_t n, double limit) {
     float *values = host_floats(n);
-    require(device->cuda->ops->download(device->cuda, values, got, (size_t)n * sizeof *values));
+    run(device->cuda->ops->download(device->cuda, values, got, (size_t)n * sizeof *values));
     check(what, values, want, n, limit);
     memory_free(values);
 }
@@ -150,10 +157,8 @@ void check_floats(device_t *device, const char *what, const float *got, const fl
 void check_halves(device_t *device, const char *what, const activation_t *got, const float *want, int64_t n,
                   double limit) {
     float *values = host_floats(n);
-    void *memory;
-    require(memory_alloc(MEMORY_OTHER, (size_t)n, sizeof(uint16_t), &memory));
-    uint16_t *halves = memory;
-    require(device->cuda->ops->download(device->cuda, halves, got, (size_t)n * sizeof *halves));
+    uint16_t *halves = host_bytes((size_t)n * sizeof *halves);
+    run(device->cuda->ops->download(device->cuda, halves, got, (size_t)n * sizeof *halves));
     for (int64_t i = 0; i < n; i++)
         values[i] = f16_to_float(halves[i]);
     check(what, values, want, n, limit);
@@ -162,12 +167,10 @@ void check_halves(device_t *device, const char *what, const activation_t *got, c
 }
 
 void check_bytes(device_t *device, const char *what, const void *got, const void *want, size_t bytes) {
-    void *memory;
-    require(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
-    require(device->cuda->ops->download(device->cuda, memory, got, bytes));
+    unsigned char *memory = host_bytes(bytes);
+    run(device->cuda->ops->download(device->cuda, memory, got, bytes));
     for (size_t i = 0; i < bytes; i++) {
-        if (((unsigned char *)memory)[i] != ((const unsigned char *)want)[i])
-            fail_msg("%s: byte %zu of %zu differs", what, i, bytes);
+        if (memory[i] != ((const unsigned char *)want)[i]) fail_msg("%s: byte %zu of %zu differs", what, i, bytes);
     }
     memory_free(memory);
 }

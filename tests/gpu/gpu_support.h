@@ -12,10 +12,17 @@ typedef struct device {
     int n_pointers;
 } device_t;
 
+/* A call that must give STATUS_OK. */
+void run(status_t status);
+
+/* The same of every rank. Collective. */
+void assert_all_ok(comm_t *comm, status_t status);
+
 void device_open(device_t *device);
 void device_release(device_t *device); /* the allocations */
 
-/* Host memory for n items that device_release does not know; freed with memory_free. */
+/* Host memory, zeroed, that device_release does not know; freed with memory_free. */
+void *host_bytes(size_t bytes);
 float *host_floats(int64_t n);
 
 /* n normally distributed values times scale, each one that FP16 holds exactly. */

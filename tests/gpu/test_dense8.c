@@ -20,16 +20,6 @@ static device_t device;
 #define CPU device.cpu->ops
 #define CUDA device.cuda->ops
 
-static void run(status_t status) {
-    if (status != STATUS_OK) fail_msg("%s", status_message());
-}
-
-static void *host_bytes(size_t bytes) {
-    void *memory;
-    run(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
-    return memory;
-}
-
 static void free_matrix(matrix_t matrix) { memory_free((void *)(uintptr_t)matrix.data); }
 
 static matrix_t quantize_on_cpu(matrix_t weight, dtype_t dtype, double *errors) {

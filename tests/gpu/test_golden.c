@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
+#include "gpu_support.h"
 #include "support/golden_model.h"
 #include "support/model_shards.h"
 
@@ -19,14 +20,6 @@
 
 static comm_t *comm;
 static backend_t *backend;
-
-static void assert_all_ok(status_t status) {
-    if (comm_agree(comm, status) == STATUS_OK) return;
-    char message[512];
-    snprintf(message, sizeof message, "%s", status_message());
-    status_clear();
-    fail_msg("%s", message);
-}
 
 typedef struct tally {
     int64_t n_rows, n_far, n_tokens, n_other_tokens;
@@ -37,7 +30,7 @@ typedef struct tally {
 static void compare(engine_t *engine, const golden_t *golden, const float *expected, float *kept, tally_t *tally) {
     static const sampling_t greedy = {.top_p = 1.0, .keep_logits = true};
     sample_t sample;
-    assert_all_ok(engine_sample(engine, &greedy, STATUS_OK, &sample));
+    assert_all_ok(comm, engine_sample(engine, &greedy, STATUS_OK, &sample));
     if (!sample.logits) return;
     double difference = golden_difference(sample.logits, expected, golden->n_vocab);
     tally->n_rows++;
@@ -58,7 +51,7 @@ static void compare(engine_t *engine, const golden_t *golden, const float *expec
 static void run_greedy(engine_t *engine, const golden_t *golden, float *kept, tally_t *tally) {
     for (size_t i = 0; i < golden->n_greedy; i++) {
         compare(engine, golden, golden->greedy_logits + i * golden->n_vocab, kept + i * golden->n_vocab, tally);
-        assert_all_ok(engine_forward(engine, &golden->greedy[i], 1));
+        assert_all_ok(comm, engine_forward(engine, &golden->greedy[i], 1));
     }
 }
 
@@ -87,9 +80,9 @@ static void check_layer(void *context, int64_t layer, const float *h, int64_t n_
 
 static void check_layers(engine_t *engine, const golden_t *golden) {
     layer_check_t check = {.golden = golden};
-    assert_all_ok(engine_reset(engine));
+    assert_all_ok(comm, engine_reset(engine));
     engine_observe_layers(engine, check_layer, &check);
-    assert_all_ok(engine_forward(engine, golden->prompt, golden->n_prompt));
+    assert_all_ok(comm, engine_forward(engine, golden->prompt, golden->n_prompt));
     engine_observe_layers(engine, NULL, NULL);
     printf("    tokens of %zu that are far behind each layer:", golden->n_prompt);
     for (int64_t layer = 0; layer < check.n_layers; layer++)
@@ -105,13 +98,13 @@ static void run_model(const char *directory, const golden_t *golden, bool cuda_g
                                 .backend = backend,
                                 .max_context = (int64_t)(golden->n_prompt + golden->n_greedy),
                                 .cuda_graph = cuda_graph};
-    assert_all_ok(engine_create(&args, &engine));
+    assert_all_ok(comm, engine_create(&args, &engine));
     static const size_t pieces[] = {1, 3, 32, 1000};
     for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
-        assert_all_ok(engine_reset(engine));
+        assert_all_ok(comm, engine_reset(engine));
         for (size_t done = 0; done < golden->n_prompt; done += pieces[i]) {
             size_t n = golden->n_prompt - done < pieces[i] ? golden->n_prompt - done : pieces[i];
-            assert_all_ok(engine_forward(engine, golden->prompt + done, n));
+            assert_all_ok(comm, engine_forward(engine, golden->prompt + done, n));
             compare(engine, golden, golden->logits + (done + n - 1) * golden->n_vocab, NULL, tally);
         }
     }
@@ -135,7 +128,7 @@ static void test_case(void **state) {
         skip();
     }
     snprintf(path, sizeof path, "%s/%s/checkpoint", GOLDEN_DIRECTORY, test->name);
-    assert_all_ok(model_shards_create(comm, path, test->quantize_experts, directory));
+    assert_all_ok(comm, model_shards_create(comm, path, test->quantize_experts, directory));
     size_t bytes = golden.n_greedy * golden.n_vocab * sizeof(float);
     float *eager = calloc(1, bytes), *recorded = calloc(1, bytes);
     tally_t tally = {0};
@@ -153,7 +146,7 @@ static void test_case(void **state) {
     free(eager);
     free(recorded);
     golden_close(&golden);
-    assert_all_ok(status);
+    assert_all_ok(comm, status);
 }
 
 /* test_golden [push|nccl|mpi]: how sums over ranks are made. */

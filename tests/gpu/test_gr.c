@@ -20,16 +20,6 @@ static device_t device;
 #define CPU device.cpu->ops
 #define CUDA device.cuda->ops
 
-static void run(status_t status) {
-    if (status != STATUS_OK) fail_msg("%s", status_message());
-}
-
-static void *host_bytes(size_t bytes) {
-    void *memory;
-    run(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
-    return memory;
-}
-
 static route_state_t *gr_route(void) { return &CUDA->routes(device.cuda)[ROUTE_GR]; }
 
 /* A random matrix in two forms of the same values: FP32 or FP16 for the CPU, `dtype` for the device. */

@@ -9,27 +9,24 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
+#include "gpu_support.h"
 
 static comm_t *comm;
 static backend_t *backend;
-
-static void assert_all_ok(status_t status) {
-    if (comm_agree(comm, status) != STATUS_OK) fail_msg("%s", status_message());
-}
 
 /* A prompt and some tokens: the second decode step is recorded. */
 static void decode(engine_t *engine) {
     static const int32_t prompt[] = {5, 6, 7, 8};
     static const sampling_t greedy = {.top_p = 1.0};
     sample_t sample;
-    assert_all_ok(engine_reset(engine));
-    assert_all_ok(op_trace_set_level(engine_trace(engine), OP_TRACE_OFF));
-    assert_all_ok(engine_forward(engine, prompt, 4));
+    assert_all_ok(comm, engine_reset(engine));
+    assert_all_ok(comm, op_trace_set_level(engine_trace(engine), OP_TRACE_OFF));
+    assert_all_ok(comm, engine_forward(engine, prompt, 4));
     for (int i = 0; i < 4; i++) {
-        assert_all_ok(engine_sample(engine, &greedy, STATUS_OK, &sample));
-        assert_all_ok(engine_forward(engine, &sample.token, 1));
+        assert_all_ok(comm, engine_sample(engine, &greedy, STATUS_OK, &sample));
+        assert_all_ok(comm, engine_forward(engine, &sample.token, 1));
     }
-    assert_all_ok(engine_sample(engine, &greedy, STATUS_OK, &sample));
+    assert_all_ok(comm, engine_sample(engine, &greedy, STATUS_OK, &sample));
 }
 
 static void check(engine_t *engine, const char *what) {
@@ -49,10 +46,10 @@ static void table_agrees_with_the_recorded_step(void **state) {
                                 .max_context = 64,
                                 .cuda_graph = true};
     engine_t *engine;
-    assert_all_ok(engine_create(&args, &engine));
+    assert_all_ok(comm, engine_create(&args, &engine));
     check(engine, "all routes");
     for (int route = 0; route < N_KERNEL_ROUTES; route++)
-        assert_all_ok(engine_set_route(engine, kernel_route_name((kernel_route_t)route), false));
+        assert_all_ok(comm, engine_set_route(engine, kernel_route_name((kernel_route_t)route), false));
     check(engine, "no routes");
     engine_destroy(engine);
 }

@@ -18,16 +18,6 @@ static device_t device;
 #define CPU device.cpu->ops
 #define CUDA device.cuda->ops
 
-static void run(status_t status) {
-    if (status != STATUS_OK) fail_msg("%s", status_message());
-}
-
-static void *host_bytes(size_t bytes) {
-    void *memory;
-    run(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
-    return memory;
-}
-
 static const route_state_t *route(kernel_route_t which) { return &CUDA->routes(device.cuda)[which]; }
 
 static void gdn_case(int64_t Kh, int64_t Vh, int64_t D, bool silu_gate, bool is_taken) {

@@ -21,16 +21,6 @@ static device_t device;
 #define CPU device.cpu->ops
 #define CUDA device.cuda->ops
 
-static void run(status_t status) {
-    if (status != STATUS_OK) fail_msg("%s", status_message());
-}
-
-static void *host_bytes(size_t bytes) {
-    void *memory;
-    run(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
-    return memory;
-}
-
 static route_state_t *route(kernel_route_t which) { return &CUDA->routes(device.cuda)[which]; }
 
 /* One layer's block: the arguments on both sides, and what the CPU's ops need besides. */

@@ -15,17 +15,9 @@
 static comm_t *comm;
 static backend_t *backend;
 
-static void assert_all_ok(status_t status) {
-    if (comm_agree(comm, status) == STATUS_OK) return;
-    char message[512];
-    snprintf(message, sizeof message, "%s", status_message());
-    status_clear();
-    fail_msg("%s", message);
-}
-
 static void *host_memory(size_t bytes) {
     void *memory = NULL;
-    assert_all_ok(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
+    assert_all_ok(comm, memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
     return memory;
 }
 
@@ -46,13 +38,13 @@ static double sum_once(size_t n, const uint16_t *own, void *device, uint16_t *re
     enum { REPEATS = 20 };
     int64_t begin_ns = 0;
     for (int i = 0; i <= REPEATS; i++) {
-        assert_all_ok(backend->ops->upload(backend, device, own, bytes));
-        assert_all_ok(backend->ops->all_reduce(backend, device, n));
-        assert_all_ok(backend->ops->synchronize(backend));
+        assert_all_ok(comm, backend->ops->upload(backend, device, own, bytes));
+        assert_all_ok(comm, backend->ops->all_reduce(backend, device, n));
+        assert_all_ok(comm, backend->ops->synchronize(backend));
         if (i == 0) begin_ns = clock_now_ns();
     }
     double us = (double)(clock_now_ns() - begin_ns) / 1e3 / REPEATS;
-    assert_all_ok(backend->ops->download(backend, result, device, bytes));
+    assert_all_ok(comm, backend->ops->download(backend, result, device, bytes));
     return us;
 }
 
@@ -60,7 +52,7 @@ static void sum_case(size_t n) {
     int n_ranks = comm_tp_size(comm);
     uint16_t *own = host_memory(n * 2), *routed = host_memory(n * 2), *general = host_memory(n * 2);
     void *device;
-    assert_all_ok(backend->ops->alloc(backend, MEMORY_OTHER, n * 2, &device));
+    assert_all_ok(comm, backend->ops->alloc(backend, MEMORY_OTHER, n * 2, &device));
     for (size_t i = 0; i < n; i++)
         own[i] = f16_from_float(value_of(comm_tp_rank(comm), i));
     set_route(true);
@@ -100,16 +92,16 @@ static void test_gather(void **state) {
     float *gathered = is_root ? host_memory((size_t)n_ranks * N * sizeof(float)) : NULL;
     void *device;
     if (!is_root) (void)comm_agree(comm, STATUS_OK); /* rank 0's allocation */
-    assert_all_ok(backend->ops->alloc(backend, MEMORY_OTHER, N * sizeof(float), &device));
+    assert_all_ok(comm, backend->ops->alloc(backend, MEMORY_OTHER, N * sizeof(float), &device));
     for (size_t i = 0; i < N; i++)
         own[i] = value_of(comm_tp_rank(comm), i);
-    assert_all_ok(backend->ops->upload(backend, device, own, N * sizeof(float)));
+    assert_all_ok(comm, backend->ops->upload(backend, device, own, N * sizeof(float)));
     for (int on = 1; on >= 0; on--) {
         set_route(on);
         int64_t begin_ns = clock_now_ns();
         enum { REPEATS = 20 };
         for (int i = 0; i < REPEATS; i++)
-            assert_all_ok(backend->ops->gather(backend, device, N * sizeof(float), room, gathered));
+            assert_all_ok(comm, backend->ops->gather(backend, device, N * sizeof(float), room, gathered));
         double us = (double)(clock_now_ns() - begin_ns) / 1e3 / REPEATS;
         if (on) assert_route_taken();
         for (size_t i = 0; is_root && i < (size_t)n_ranks * N; i++)
@@ -129,8 +121,8 @@ static void test_broadcast(void **state) {
     enum { BYTES = 256 << 20 };
     if (!comm_takes_device(comm)) skip();
     void *device;
-    assert_all_ok(backend->ops->alloc(backend, MEMORY_OTHER, BYTES, &device));
-    assert_all_ok(backend->ops->synchronize(backend));
+    assert_all_ok(comm, backend->ops->alloc(backend, MEMORY_OTHER, BYTES, &device));
+    assert_all_ok(comm, backend->ops->synchronize(backend));
     for (int i = 0; i < 3; i++) {
         comm_barrier(comm);
         int64_t begin_ns = clock_now_ns();

@@ -19,16 +19,6 @@ static device_t device;
 /* An op's FP16 results after FP32 sums. */
 #define ROUNDED 1e-3
 
-static void run(status_t status) {
-    if (status != STATUS_OK) fail_msg("%s", status_message());
-}
-
-static void *host_bytes(size_t bytes) {
-    void *memory;
-    run(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
-    return memory;
-}
-
 #define CPU device.cpu->ops
 #define CUDA device.cuda->ops
 

@@ -20,16 +20,6 @@ static device_t device;
 #define CPU device.cpu->ops
 #define CUDA device.cuda->ops
 
-static void run(status_t status) {
-    if (status != STATUS_OK) fail_msg("%s", status_message());
-}
-
-static void *host_bytes(size_t bytes) {
-    void *memory;
-    run(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));
-    return memory;
-}
-
 /* How often a route was taken; tests skip a device that cannot. */
 static int64_t n_taken(kernel_route_t route) {
     const route_state_t *state = &CUDA->routes(device.cuda)[route];

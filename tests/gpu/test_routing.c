@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
+#include "gpu_support.h"
 #include "support/golden_model.h"
 #include "support/model_shards.h"
 
@@ -48,14 +49,6 @@ static struct {
 
 static comm_t *comm;
 static backend_t *gpu, *cpu;
-
-static void assert_all_ok(status_t status) {
-    if (comm_agree(comm, status) == STATUS_OK) return;
-    char message[512];
-    snprintf(message, sizeof message, "%s", status_message());
-    status_clear();
-    fail_msg("%s", message);
-}
 
 static choice_t *choice_at(choice_t *choices, int64_t layer, int64_t token) {
     assert_true(layer < MAX_LAYERS && shared.pos + token < MAX_TOKENS);
@@ -207,24 +200,24 @@ static status_t gpu_core_forced(backend_t *backend, const qsa_core_args_t *args)
     return shared.gpu->qsa_attend(backend, &args->attend);
 }
 
-/* Runs the prompt in pieces, then the golden's greedy tokens one by one. Without a golden nothing is compared. */
-static double run(engine_t *engine, const golden_t *golden, size_t piece, bool compares) {
+/* Runs the prompt in pieces, then the golden's greedy tokens one by one; gives the worst difference of logits. */
+static double run_sequence(engine_t *engine, const golden_t *golden, size_t piece) {
     static const sampling_t greedy = {.top_p = 1.0, .keep_logits = true};
     double worst = 0;
     sample_t sample;
     begin_sequence();
-    assert_all_ok(engine_reset(engine));
+    assert_all_ok(comm, engine_reset(engine));
     for (size_t done = 0; done < golden->n_prompt + golden->n_greedy - 1;) {
         bool is_prompt = done < golden->n_prompt;
         size_t left = is_prompt ? golden->n_prompt - done : 1, n = left < piece ? left : piece;
         const int32_t *tokens = is_prompt ? golden->prompt + done : golden->greedy + (done - golden->n_prompt);
-        assert_all_ok(engine_forward(engine, tokens, n));
-        assert_all_ok(engine_sample(engine, &greedy, STATUS_OK, &sample));
+        assert_all_ok(comm, engine_forward(engine, tokens, n));
+        assert_all_ok(comm, engine_sample(engine, &greedy, STATUS_OK, &sample));
         done += n;
         const float *expected = done < golden->n_prompt
                                     ? golden->logits + (done - 1) * golden->n_vocab
                                     : golden->greedy_logits + (done - golden->n_prompt) * golden->n_vocab;
-        if (compares && sample.logits) worst = fmax(worst, golden_difference(sample.logits, expected, golden->n_vocab));
+        if (sample.logits) worst = fmax(worst, golden_difference(sample.logits, expected, golden->n_vocab));
     }
     return worst;
 }
@@ -257,7 +250,7 @@ static void open_engine(backend_t *backend, const char *directory, const golden_
                                 .comm = comm,
                                 .backend = backend,
                                 .max_context = (int64_t)(golden->n_prompt + golden->n_greedy)};
-    assert_all_ok(engine_create(&args, engine));
+    assert_all_ok(comm, engine_create(&args, engine));
 }
 
 typedef struct golden_case {
@@ -275,19 +268,19 @@ static void test_case(void **state) {
         skip();
     }
     snprintf(path, sizeof path, "%s/%s/checkpoint", GOLDEN_DIRECTORY, test->name);
-    assert_all_ok(model_shards_create(comm, path, test->quantize_experts, directory));
+    assert_all_ok(comm, model_shards_create(comm, path, test->quantize_experts, directory));
     shared.routers = shared.selections = (tally_t){0};
 
     engine_t *engine;
     open_engine(cpu, directory, &golden, &engine);
-    double reference_worst = run(engine, &golden, golden.n_prompt, true);
+    double reference_worst = run_sequence(engine, &golden, golden.n_prompt);
     engine_destroy(engine);
 
     layer_check_t check = {.golden = &golden};
     open_engine(gpu, directory, &golden, &engine);
     engine_observe_layers(engine, check_layer, &check);
-    double chunk_worst = run(engine, &golden, golden.n_prompt, true);
-    double single_worst = run(engine, &golden, 1, true);
+    double chunk_worst = run_sequence(engine, &golden, golden.n_prompt);
+    double single_worst = run_sequence(engine, &golden, 1);
     engine_destroy(engine);
     model_shards_remove(comm, directory);
 
@@ -308,7 +301,7 @@ static void test_case(void **state) {
                shared.selections.largest_margin <= MARGIN))
         status = status_fail(STATUS_NUMERICS, "a choice differs that was not nearly tied");
     golden_close(&golden);
-    assert_all_ok(status);
+    assert_all_ok(comm, status);
 }
 
 /* test_routing [push|nccl|mpi]: how sums over ranks are made. */
