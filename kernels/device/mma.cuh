@@ -92,9 +92,10 @@ __device__ __forceinline__ fragment_a pack_a(const float left[4], const float ri
  * be a good one all the same). */
 __device__ __forceinline__ void copy_16(void *shared, const void *global, bool there) {
 #if GALVANI_HAS_MMA
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
-                 "l"(global), "r"(there ? 16 : 0)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
+        "l"(global), "r"(there ? 16 : 0)
+        : "memory");
 #endif
 }
 

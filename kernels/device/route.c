@@ -1,6 +1,5 @@
 #include "device/route.h"
 
-
 static const char *const names[N_KERNEL_ROUTES] = {
     [ROUTE_PDL] = "pdl",
     [ROUTE_PUSH_ALLREDUCE] = "push_allreduce",
