@@ -9,7 +9,7 @@
 /* H200: measured, docs/performance.md. A chain of 97 pairs of GR launches of 6.6 MB, of which the bytes are 1.55 us,
  * took 7.7 to 8.2 us a pair without overlap and 6.1 with it; projections of 16 to 84 MB took their bytes' time. V100:
  * 830 GB/s is what the best published kernels reach. A launch is taken to cost what H200's does at its clock (1.98
- * against 1.53 GHz); a sum takes what the reference measured on four of them. */
+ * against 1.53 GHz); a sum takes what others measured on four of them. */
 const cost_device_t cost_devices[] = {
     {.name = "H200",
      .bytes_per_s = 4240e9,
