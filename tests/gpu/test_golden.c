@@ -1,8 +1,8 @@
 /* Whole models on the GPU against transformers: the residual streams behind every layer, the logits of the prompt in
  * several pieces and of the greedy steps, eager and by the recorded step. FP16 against FP32 on random weights: a router
  * or an indexer that is nearly tied may choose otherwise, and what follows then differs. So the first layer's streams
- * must be close, and of the logits a share of the rows and of the greedy tokens that anything but near ties would undo;
- * test_routing.c takes the choices away and holds every row. */
+ * must be close, and of the logits most rows, with the greedy token of nearly all; test_routing.c takes the choices
+ * away and holds every row. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -138,10 +138,14 @@ static void test_case(void **state) {
     printf("    %-12s %lld rows, %lld further off than %g, the others by %.1e at most; %lld of %lld tokens differ\n",
            test->name, (long long)tally.n_rows, (long long)tally.n_far, TOLERANCE, tally.largest_close,
            (long long)tally.n_other_tokens, (long long)tally.n_tokens);
+    /* `mixed` has the most near ties, and several ranks round their partial sums once more: two thirds were far. */
+    bool has_ties = strcmp(test->name, "mixed") == 0 && comm_tp_size(comm) > 1;
+    double far_share = has_ties ? 3.0 / 4 : 1.0 / 2, other_share = has_ties ? 1.0 / 3 : 1.0 / 5;
     status_t status = STATUS_OK;
     if (memcmp(eager, recorded, bytes) != 0)
         status = status_fail(STATUS_NUMERICS, "the recorded step does not give the eager step's bits");
-    else if (tally.n_far * 4 > tally.n_rows * 3 || tally.n_other_tokens * 3 > tally.n_tokens)
+    else if ((double)tally.n_far > far_share * (double)tally.n_rows ||
+             (double)tally.n_other_tokens > other_share * (double)tally.n_tokens)
         status = status_fail(STATUS_NUMERICS, "too many of the rows or tokens are not the golden's");
     free(eager);
     free(recorded);
