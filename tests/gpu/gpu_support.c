@@ -31,14 +31,6 @@ void run(status_t status) {
     if (status != STATUS_OK) fail_msg("%s", status_message());
 }
 
-void assert_all_ok(comm_t *comm, status_t status) {
-    if (comm_agree(comm, status) == STATUS_OK) return;
-    char message[512];
-    snprintf(message, sizeof message, "%s", status_message());
-    status_clear();
-    fail_msg("%s", message);
-}
-
 void *host_bytes(size_t bytes) {
     void *memory;
     run(memory_alloc(MEMORY_OTHER, bytes, 1, &memory));

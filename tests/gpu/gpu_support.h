@@ -15,9 +15,6 @@ typedef struct device {
 /* A call that must give STATUS_OK. */
 void run(status_t status);
 
-/* The same of every rank. Collective. */
-void assert_all_ok(comm_t *comm, status_t status);
-
 void device_open(device_t *device);
 void device_release(device_t *device); /* the allocations */
 

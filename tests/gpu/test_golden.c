@@ -13,8 +13,7 @@
 
 #include "engine/engine.h"
 #include "gpu_support.h"
-#include "support/golden_model.h"
-#include "support/model_shards.h"
+#include "support/golden_cases.h"
 
 #define TOLERANCE 5e-2
 
@@ -113,22 +112,10 @@ static void run_model(const char *directory, const golden_t *golden, bool cuda_g
     engine_destroy(engine);
 }
 
-typedef struct golden_case {
-    const char *name, *golden_name;
-    bool quantize_experts;
-} golden_case_t;
-
 static void test_case(void **state) {
     const golden_case_t *test = *state;
-    char path[256], directory[MODEL_SHARDS_BYTES];
-    snprintf(path, sizeof path, "%s/%s/%s", GOLDEN_DIRECTORY, test->name, test->golden_name);
-    golden_t golden = golden_open(path);
-    if (!golden_has_tp(&golden, comm_tp_size(comm))) {
-        golden_close(&golden);
-        skip();
-    }
-    snprintf(path, sizeof path, "%s/%s/checkpoint", GOLDEN_DIRECTORY, test->name);
-    assert_all_ok(comm, model_shards_create(comm, path, test->quantize_experts, directory));
+    char directory[MODEL_SHARDS_BYTES];
+    golden_t golden = golden_case_open(comm, test, directory);
     size_t bytes = golden.n_greedy * golden.n_vocab * sizeof(float);
     float *eager = calloc(1, bytes), *recorded = calloc(1, bytes);
     tally_t tally = {0};
@@ -162,16 +149,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "%s\n", status_message());
         return EXIT_FAILURE;
     }
-    static golden_case_t cases[] = {
-        {"mixed", "golden.h5", false},   {"experts512", "golden.h5", false}, {"tp8", "golden.h5", false},
-        {"two_ple", "golden.h5", false}, {"fused_bf16", "golden.h5", false}, {"fused_bf16", "golden_nvfp4.h5", true},
-        {"ties", "golden.h5", false},
-    };
-    enum { N_CASES = sizeof cases / sizeof *cases };
-    struct CMUnitTest tests[N_CASES];
-    for (int i = 0; i < N_CASES; i++)
-        tests[i] = (struct CMUnitTest){cases[i].name, test_case, NULL, NULL, &cases[i]};
-    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed = golden_cases_run(test_case);
     backend->ops->destroy(backend);
     comm_finalize(comm);
     return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -10,6 +10,7 @@
 
 #include "engine/engine.h"
 #include "gpu_support.h"
+#include "support/all_ranks.h"
 
 static comm_t *comm;
 static backend_t *backend;

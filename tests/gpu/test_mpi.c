@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "gpu_support.h"
+#include "support/all_ranks.h"
 
 static comm_t *comm;
 static backend_t *backend;

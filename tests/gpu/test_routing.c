@@ -15,8 +15,7 @@
 
 #include "engine/engine.h"
 #include "gpu_support.h"
-#include "support/golden_model.h"
-#include "support/model_shards.h"
+#include "support/golden_cases.h"
 
 /* Of a token's largest logit: what test_golden.c, where choices are free, calls far. Streams are what GR and the last
  * norm take them from, and may be twice as far. */
@@ -253,22 +252,10 @@ static void open_engine(backend_t *backend, const char *directory, const golden_
     assert_all_ok(comm, engine_create(&args, engine));
 }
 
-typedef struct golden_case {
-    const char *name, *golden_name;
-    bool quantize_experts;
-} golden_case_t;
-
 static void test_case(void **state) {
     const golden_case_t *test = *state;
-    char path[256], directory[MODEL_SHARDS_BYTES];
-    snprintf(path, sizeof path, "%s/%s/%s", GOLDEN_DIRECTORY, test->name, test->golden_name);
-    golden_t golden = golden_open(path);
-    if (!golden_has_tp(&golden, comm_tp_size(comm))) {
-        golden_close(&golden);
-        skip();
-    }
-    snprintf(path, sizeof path, "%s/%s/checkpoint", GOLDEN_DIRECTORY, test->name);
-    assert_all_ok(comm, model_shards_create(comm, path, test->quantize_experts, directory));
+    char directory[MODEL_SHARDS_BYTES];
+    golden_t golden = golden_case_open(comm, test, directory);
     shared.routers = shared.selections = (tally_t){0};
 
     engine_t *engine;
@@ -335,16 +322,7 @@ int main(int argc, char **argv) {
     cpu->ops = &cpu_ops;
     gpu->ops = &gpu_ops;
 
-    static golden_case_t cases[] = {
-        {"mixed", "golden.h5", false},   {"experts512", "golden.h5", false}, {"tp8", "golden.h5", false},
-        {"two_ple", "golden.h5", false}, {"fused_bf16", "golden.h5", false}, {"fused_bf16", "golden_nvfp4.h5", true},
-        {"ties", "golden.h5", false},
-    };
-    enum { N_CASES = sizeof cases / sizeof *cases };
-    struct CMUnitTest tests[N_CASES];
-    for (int i = 0; i < N_CASES; i++)
-        tests[i] = (struct CMUnitTest){cases[i].name, test_case, NULL, NULL, &cases[i]};
-    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed = golden_cases_run(test_case);
     memory_free(memory[0]);
     memory_free(memory[1]);
     cpu->ops->destroy(cpu);

@@ -11,6 +11,7 @@
 
 #include "engine/engine.h"
 #include "engine/sampler.h"
+#include "support/all_ranks.h"
 #include "support/model_shards.h"
 
 enum { N_PROMPT = 40, N_NEW = 280, MAX_CONTEXT = N_PROMPT + N_NEW, MAX_RANKS = 8 };
@@ -28,21 +29,6 @@ typedef struct generated {
 
 static generated_t ahead, one_by_one;
 
-/* Fails the test on every rank or on none. */
-static void assert_all(status_t status, status_t expected) {
-    bool other = status != expected;
-    char message[512];
-    snprintf(message, sizeof message, "status %d: %s", (int)status, status_message());
-    status_clear();
-    status_t agreed = comm_agree(comm, other ? status_fail(STATUS_DEVICE, "%s", message) : STATUS_OK);
-    if (agreed == STATUS_OK) return;
-    snprintf(message, sizeof message, "%s", status_message());
-    status_clear();
-    fail_msg("%s", message);
-}
-
-static void assert_all_ok(status_t status) { assert_all(status, STATUS_OK); }
-
 static engine_route_t route(void) {
     size_t n;
     const engine_route_t *routes = engine_routes(engine, &n);
@@ -52,9 +38,9 @@ static engine_route_t route(void) {
 }
 
 static void begin(bool run_ahead) {
-    assert_all_ok(engine_set_route(engine, "run_ahead", run_ahead));
-    assert_all_ok(engine_reset(engine));
-    assert_all_ok(engine_forward(engine, prompt, N_PROMPT));
+    assert_all_ok(comm, engine_set_route(engine, "run_ahead", run_ahead));
+    assert_all_ok(comm, engine_reset(engine));
+    assert_all_ok(comm, engine_forward(engine, prompt, N_PROMPT));
 }
 
 /* The first n tokens; the caller wants `is_last` of the last of them. */
@@ -64,7 +50,7 @@ static void decode(int n, bool is_last, generated_t *generated) {
         sample_t sample;
         const decode_args_t args = {.sampling = &greedy, .is_last = is_last && i == n - 1};
         op_trace_reset(engine_trace(engine));
-        assert_all_ok(engine_decode_next(engine, &args, &sample));
+        assert_all_ok(comm, engine_decode_next(engine, &args, &sample));
         generated->tokens[i] = sample.token;
         if (comm_tp_rank(comm) == 0)
             memcpy(generated->pairs[i], sample.pairs, (size_t)comm_tp_size(comm) * sizeof *sample.pairs);
@@ -105,8 +91,8 @@ static void test_stop(void **state) {
         begin(true);
         decode(stops[i], false, &ahead);
         check_same(stops[i]);
-        assert_all(engine_forward(engine, prompt, 1), STATUS_USAGE);
-        assert_all(engine_sample(engine, &greedy, STATUS_OK, &sample), STATUS_USAGE);
+        assert_all_fail(comm, engine_forward(engine, prompt, 1), STATUS_USAGE);
+        assert_all_fail(comm, engine_sample(engine, &greedy, STATUS_OK, &sample), STATUS_USAGE);
     }
 }
 
@@ -115,9 +101,9 @@ static void test_switching(void **state) {
     (void)state;
     begin(true);
     decode(5, true, &ahead);
-    assert_all_ok(engine_set_route(engine, "run_ahead", false));
+    assert_all_ok(comm, engine_set_route(engine, "run_ahead", false));
     decode(3, false, &(generated_t){0});
-    assert_all_ok(engine_set_route(engine, "run_ahead", true));
+    assert_all_ok(comm, engine_set_route(engine, "run_ahead", true));
     generated_t *rest = &ahead;
     decode(4, true, rest);
     assert_memory_equal(rest->tokens, one_by_one.tokens + 8, 4 * sizeof(int32_t));
@@ -131,7 +117,7 @@ static void test_full_context(void **state) {
         decode(N_NEW, false, &ahead);
         decode(1, false, &(generated_t){0}); /* chosen behind the last token that fits */
         const decode_args_t args = {.sampling = &greedy};
-        assert_all(engine_decode_next(engine, &args, &sample), STATUS_USAGE);
+        assert_all_fail(comm, engine_decode_next(engine, &args, &sample), STATUS_USAGE);
     }
 }
 
@@ -143,7 +129,7 @@ static void test_outside(void **state) {
     status_t outside = STATUS_OK;
     if (comm_tp_rank(comm) == 0) outside = status_fail(STATUS_INTERRUPTED, "asked to end");
     const decode_args_t args = {.sampling = &greedy, .outside = outside};
-    assert_all(engine_decode_next(engine, &args, &sample), STATUS_INTERRUPTED);
+    assert_all_fail(comm, engine_decode_next(engine, &args, &sample), STATUS_INTERRUPTED);
 }
 
 static void test_refused(void **state) {
@@ -152,7 +138,7 @@ static void test_refused(void **state) {
     sample_t sample;
     begin(true);
     for (int i = 0; i < 3; i++)
-        assert_all_ok(engine_decode_next(engine, &(decode_args_t){.sampling = &drawn}, &sample));
+        assert_all_ok(comm, engine_decode_next(engine, &(decode_args_t){.sampling = &drawn}, &sample));
     assert_false(route().on);
     assert_non_null(strstr(route().reason, "greedy"));
 }
@@ -160,8 +146,8 @@ static void test_refused(void **state) {
 /* Backend memory with these bytes. */
 static void *uploaded(const void *host, size_t bytes) {
     void *memory;
-    assert_all_ok(backend->ops->alloc(backend, MEMORY_WORKSPACE, bytes, &memory));
-    assert_all_ok(backend->ops->upload(backend, memory, host, bytes));
+    assert_all_ok(comm, backend->ops->alloc(backend, MEMORY_WORKSPACE, bytes, &memory));
+    assert_all_ok(comm, backend->ops->upload(backend, memory, host, bytes));
     return memory;
 }
 
@@ -175,7 +161,8 @@ static void test_advance(void **state) {
     int32_t context[N_CONTEXT] = {900, 901, 902}, tokens[N_TOKENS] = {910, 911, 912, 913, 914};
     int64_t pos = 70, zero = 0;
     void *records;
-    assert_all_ok(backend->ops->alloc(backend, MEMORY_PINNED, ADVANCE_N_RECORDS * sizeof(advance_record_t), &records));
+    assert_all_ok(comm,
+                  backend->ops->alloc(backend, MEMORY_PINNED, ADVANCE_N_RECORDS * sizeof(advance_record_t), &records));
     const advance_record_t *ring = backend->ops->host_address(backend, records);
     token_pair_t *pair = uploaded(&zero, sizeof *pair);
     advance_args_t args = {.n_context = N_CONTEXT,
@@ -194,11 +181,11 @@ static void test_advance(void **state) {
         int32_t best = sampler_best_pair(pairs, n_ranks).token;
 
         args.n_tokens = n_tokens[i];
-        assert_all_ok(backend->ops->upload(backend, pair, &pairs[rank], sizeof *pair));
-        assert_all_ok(backend->ops->advance_begin(backend, &args));
-        assert_all_ok(backend->ops->advance(backend, &args));
+        assert_all_ok(comm, backend->ops->upload(backend, pair, &pairs[rank], sizeof *pair));
+        assert_all_ok(comm, backend->ops->advance_begin(backend, &args));
+        assert_all_ok(comm, backend->ops->advance(backend, &args));
         const advance_record_t *record = &ring[i % ADVANCE_N_RECORDS];
-        assert_all_ok(backend->ops->await(backend, &record->number, (uint64_t)i + 1));
+        assert_all_ok(comm, backend->ops->await(backend, &record->number, (uint64_t)i + 1));
         assert_int_equal(record->token, best);
         assert_memory_equal(record->pairs, pairs, (size_t)n_ranks * sizeof pairs[0]);
         assert_true(record->begin_ns > 0 && record->begin_ns <= record->end_ns);
@@ -210,11 +197,11 @@ static void test_advance(void **state) {
         memcpy(context, before + n_tokens[i], sizeof context);
         tokens[0] = best < 0 ? 0 : best;
         pos += n_tokens[i];
-        assert_all_ok(backend->ops->download(backend, &got_pos, args.start_pos, sizeof got_pos));
+        assert_all_ok(comm, backend->ops->download(backend, &got_pos, args.start_pos, sizeof got_pos));
         assert_int_equal(got_pos, pos);
-        assert_all_ok(backend->ops->download(backend, got, args.context, sizeof context));
+        assert_all_ok(comm, backend->ops->download(backend, got, args.context, sizeof context));
         assert_memory_equal(got, context, sizeof context);
-        assert_all_ok(backend->ops->download(backend, got, args.tokens, sizeof tokens));
+        assert_all_ok(comm, backend->ops->download(backend, got, args.tokens, sizeof tokens));
         assert_memory_equal(got, tokens, sizeof tokens);
     }
     void *memory[] = {records, pair, args.start_pos, args.context, args.tokens, args.begin_ns, args.n_records};

@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "engine/engine.h"
 #include "shard/shard_file.h"
+#include "support/all_ranks.h"
 #include "support/golden_model.h"
 #include "support/model_shards.h"
 
@@ -20,38 +21,13 @@ static const int32_t prompt[] = {17, 4, 250, 31, 8, 99, 140, 3};
 enum { N_PROMPT = sizeof prompt / sizeof *prompt };
 static const sampling_t greedy = {.top_p = 1.0};
 
-/* A check that one rank fails alone must not leave the others in the next collective: all ranks fail together. */
-static void check_all_ok(status_t status, int line) {
-    if (comm_agree(comm, status) == STATUS_OK) return;
-    char message[512];
-    snprintf(message, sizeof message, "%s", status_message());
-    status_clear();
-    fail_msg("line %d: %s", line, message);
-}
-
-static void check_all_true(bool value, const char *text, int line) {
-    if (!value) {
-        status_clear();
-        status_fail(STATUS_USAGE, "not so: %s", text);
-    }
-    check_all_ok(value ? STATUS_OK : STATUS_USAGE, line);
-}
-
-#define assert_all_ok(status) check_all_ok(status, __LINE__)
-#define assert_all_true(value) check_all_true(value, #value, __LINE__)
-#define assert_fails(actual, expected)                                                                                 \
-    do {                                                                                                               \
-        assert_all_true((actual) == (expected) && status_message()[0] != '\0');                                        \
-        status_clear();                                                                                                \
-    } while (0)
-
 static engine_args_t engine_args(void) {
     return (engine_args_t){.model = directory, .comm = comm, .backend = backend, .max_context = 64};
 }
 
 static engine_t *create(const engine_args_t *args) {
     engine_t *engine;
-    assert_all_ok(engine_create(args, &engine));
+    assert_all_ok(comm, engine_create(args, &engine));
     return engine;
 }
 
@@ -107,21 +83,21 @@ static void test_limits_change_nothing(void **state) {
     args.max_context = N_PROMPT + 2;
     engine_t *engine = create(&args);
     sample_t sample;
-    assert_fails(engine_sample(engine, &greedy, STATUS_OK, &sample), STATUS_USAGE);
-    assert_fails(engine_forward(engine, prompt, 0), STATUS_USAGE);
-    assert_all_ok(engine_forward(engine, prompt, N_PROMPT));
-    assert_all_ok(engine_sample(engine, &greedy, STATUS_OK, &sample));
+    assert_all_fail(comm, engine_sample(engine, &greedy, STATUS_OK, &sample), STATUS_USAGE);
+    assert_all_fail(comm, engine_forward(engine, prompt, 0), STATUS_USAGE);
+    assert_all_ok(comm, engine_forward(engine, prompt, N_PROMPT));
+    assert_all_ok(comm, engine_sample(engine, &greedy, STATUS_OK, &sample));
     int32_t token = sample.token;
 
-    assert_fails(engine_forward(engine, (const int32_t[]){1, 2, 3}, 3), STATUS_USAGE);
-    assert_fails(engine_forward(engine, (const int32_t[]){1, -1}, 2), STATUS_USAGE);
-    assert_fails(engine_forward(engine, (const int32_t[]){320}, 1), STATUS_USAGE);
+    assert_all_fail(comm, engine_forward(engine, (const int32_t[]){1, 2, 3}, 3), STATUS_USAGE);
+    assert_all_fail(comm, engine_forward(engine, (const int32_t[]){1, -1}, 2), STATUS_USAGE);
+    assert_all_fail(comm, engine_forward(engine, (const int32_t[]){320}, 1), STATUS_USAGE);
     assert_int_equal(engine_position(engine), N_PROMPT);
-    assert_all_ok(engine_sample(engine, &greedy, STATUS_OK, &sample));
+    assert_all_ok(comm, engine_sample(engine, &greedy, STATUS_OK, &sample));
     assert_int_equal(sample.token, token);
-    assert_all_ok(engine_forward(engine, (const int32_t[]){319, 0}, 2));
+    assert_all_ok(comm, engine_forward(engine, (const int32_t[]){319, 0}, 2));
     assert_int_equal(engine_position(engine), N_PROMPT + 2);
-    assert_fails(engine_forward(engine, prompt, 1), STATUS_USAGE);
+    assert_all_fail(comm, engine_forward(engine, prompt, 1), STATUS_USAGE);
     engine_destroy(engine);
 }
 
@@ -137,20 +113,20 @@ static void test_decode_next(void **state) {
         const decode_args_t decode = {.sampling = &ways[way]};
         int32_t tokens[N_NEW];
         sample_t sample;
-        assert_all_ok(engine_reset(engine));
-        assert_fails(engine_decode_next(engine, &decode, &sample), STATUS_USAGE);
-        assert_all_ok(engine_forward(engine, prompt, N_PROMPT));
+        assert_all_ok(comm, engine_reset(engine));
+        assert_all_fail(comm, engine_decode_next(engine, &decode, &sample), STATUS_USAGE);
+        assert_all_ok(comm, engine_forward(engine, prompt, N_PROMPT));
         for (int i = 0; i < N_NEW; i++) {
-            assert_all_ok(engine_decode_next(engine, &decode, &sample));
+            assert_all_ok(comm, engine_decode_next(engine, &decode, &sample));
             tokens[i] = sample.token;
         }
-        assert_fails(engine_decode_next(engine, &decode, &sample), STATUS_USAGE);
+        assert_all_fail(comm, engine_decode_next(engine, &decode, &sample), STATUS_USAGE);
 
-        assert_all_ok(engine_reset(engine));
-        assert_all_ok(engine_forward(engine, prompt, N_PROMPT));
+        assert_all_ok(comm, engine_reset(engine));
+        assert_all_ok(comm, engine_forward(engine, prompt, N_PROMPT));
         for (int i = 0; i < N_NEW; i++) {
-            if (i > 0) assert_all_ok(engine_forward(engine, &tokens[i - 1], 1));
-            assert_all_ok(engine_sample(engine, &ways[way], STATUS_OK, &sample));
+            if (i > 0) assert_all_ok(comm, engine_forward(engine, &tokens[i - 1], 1));
+            assert_all_ok(comm, engine_sample(engine, &ways[way], STATUS_OK, &sample));
             assert_int_equal(sample.token, tokens[i]);
         }
     }
@@ -162,21 +138,21 @@ static void test_bad_settings(void **state) {
     engine_t *engine = NULL;
     engine_args_t args = engine_args();
     args.max_context = 1 << 30;
-    assert_fails(engine_create(&args, &engine), STATUS_USAGE);
+    assert_all_fail(comm, engine_create(&args, &engine), STATUS_USAGE);
     args = engine_args();
     args.n_valid_tokens = 321;
-    assert_fails(engine_create(&args, &engine), STATUS_INPUT);
+    assert_all_fail(comm, engine_create(&args, &engine), STATUS_INPUT);
     args = engine_args();
     args.prefill_chunk = -1;
-    assert_fails(engine_create(&args, &engine), STATUS_USAGE);
+    assert_all_fail(comm, engine_create(&args, &engine), STATUS_USAGE);
     args = engine_args();
     args.model = "/nonexistent";
-    assert_fails(engine_create(&args, &engine), STATUS_INPUT);
+    assert_all_fail(comm, engine_create(&args, &engine), STATUS_INPUT);
     assert_null(engine);
 
     args = engine_args();
     engine = create(&args);
-    assert_all_ok(engine_forward(engine, prompt, N_PROMPT));
+    assert_all_ok(comm, engine_forward(engine, prompt, N_PROMPT));
     static const sampling_t bad[] = {
         {.temperature = -1.0, .top_p = 1.0},
         {.temperature = NAN, .top_p = 1.0},
@@ -187,7 +163,7 @@ static void test_bad_settings(void **state) {
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         sample_t sample;
-        assert_fails(engine_sample(engine, &bad[i], STATUS_OK, &sample), STATUS_USAGE);
+        assert_all_fail(comm, engine_sample(engine, &bad[i], STATUS_OK, &sample), STATUS_USAGE);
     }
     engine_destroy(engine);
 }
@@ -195,17 +171,17 @@ static void test_bad_settings(void **state) {
 static void test_memory_is_asked_for_first(void **state) {
     (void)state;
     size_t needed[MEMORY_N_LABELS] = {[MEMORY_WEIGHTS] = 1000, [MEMORY_KV_CACHE] = (size_t)1 << 50};
-    assert_fails(backend->ops->check_memory(backend, needed), STATUS_MEMORY);
+    assert_all_fail(comm, backend->ops->check_memory(backend, needed), STATUS_MEMORY);
     needed[MEMORY_KV_CACHE] = SIZE_MAX;
-    assert_fails(backend->ops->check_memory(backend, needed), STATUS_MEMORY);
+    assert_all_fail(comm, backend->ops->check_memory(backend, needed), STATUS_MEMORY);
     needed[MEMORY_KV_CACHE] = 1000;
-    assert_all_ok(backend->ops->check_memory(backend, needed));
+    assert_all_ok(comm, backend->ops->check_memory(backend, needed));
     /* All ranks of a host together. */
     needed[MEMORY_KV_CACHE] = memory_available_bytes() / 3 * 2;
     if (comm_local_size(comm) > 1)
-        assert_fails(backend->ops->check_memory(backend, needed), STATUS_MEMORY);
+        assert_all_fail(comm, backend->ops->check_memory(backend, needed), STATUS_MEMORY);
     else
-        assert_all_ok(backend->ops->check_memory(backend, needed));
+        assert_all_ok(comm, backend->ops->check_memory(backend, needed));
 }
 
 /* Nothing is allocated once the engine stands, and everything is given back. */
@@ -222,15 +198,15 @@ static void test_memory_is_steady(void **state) {
     const sampling_t sampling = {.temperature = 1.0, .top_p = 0.9, .keep_logits = true, .n_top_logprobs = 5};
     sample_t sample;
     for (int i = 0; i < 3; i++) {
-        assert_all_ok(engine_forward(engine, prompt, N_PROMPT));
-        assert_all_ok(engine_sample(engine, &sampling, STATUS_OK, &sample));
+        assert_all_ok(comm, engine_forward(engine, prompt, N_PROMPT));
+        assert_all_ok(comm, engine_sample(engine, &sampling, STATUS_OK, &sample));
     }
     for (int label = 0; label < MEMORY_N_LABELS; label++)
-        assert_all_true(memory_bytes((memory_label_t)label) == during[label]);
-    assert_all_true(memory_peak_bytes() == peak);
+        assert_all_true(comm, memory_bytes((memory_label_t)label) == during[label]);
+    assert_all_true(comm, memory_peak_bytes() == peak);
     engine_destroy(engine);
     for (int label = 0; label < MEMORY_N_LABELS; label++)
-        assert_all_true(memory_bytes((memory_label_t)label) == before[label]);
+        assert_all_true(comm, memory_bytes((memory_label_t)label) == before[label]);
 }
 
 static void test_padding_is_never_chosen(void **state) {
@@ -238,28 +214,28 @@ static void test_padding_is_never_chosen(void **state) {
     engine_args_t args = engine_args();
     args.n_valid_tokens = 10; /* with 8 ranks of 40 ids, seven hold padding only */
     engine_t *engine = create(&args);
-    assert_all_ok(engine_forward(engine, prompt, N_PROMPT));
+    assert_all_ok(comm, engine_forward(engine, prompt, N_PROMPT));
     const sampling_t with_logits = {.top_p = 1.0, .keep_logits = true, .n_top_logprobs = 10};
     sample_t sample;
-    assert_all_ok(engine_sample(engine, &with_logits, STATUS_OK, &sample));
+    assert_all_ok(comm, engine_sample(engine, &with_logits, STATUS_OK, &sample));
     bool is_best = sample.token >= 0 && sample.token < 10, is_largest_padding = false;
     for (int32_t i = 0; sample.logits && i < 320; i++) {
         if (i < 10) is_best = is_best && sample.logits[i] <= sample.logits[sample.token];
         if (i >= 10) is_largest_padding = is_largest_padding || sample.logits[i] > sample.logits[sample.token];
     }
-    assert_all_true(is_best);
-    assert_all_true(is_largest_padding || comm_tp_rank(comm) != 0);
+    assert_all_true(comm, is_best);
+    assert_all_true(comm, is_largest_padding || comm_tp_rank(comm) != 0);
     bool is_valid = true;
     for (int i = 0; sample.top_tokens && i < 10; i++)
         is_valid = is_valid && sample.top_tokens[i] < 10;
     sampling_t hot = {.temperature = 100.0, .top_p = 1.0};
     bool seen[10] = {false};
     for (hot.seed = 0; hot.seed < 200; hot.seed++) {
-        assert_all_ok(engine_sample(engine, &hot, STATUS_OK, &sample));
+        assert_all_ok(comm, engine_sample(engine, &hot, STATUS_OK, &sample));
         is_valid = is_valid && sample.token >= 0 && sample.token < 10;
         if (is_valid) seen[sample.token] = true;
     }
-    assert_all_true(is_valid);
+    assert_all_true(comm, is_valid);
     for (int i = 0; i < 10; i++)
         assert_true(seen[i]);
     engine_destroy(engine);
@@ -269,13 +245,13 @@ static void test_answers_agree(void **state) {
     (void)state;
     engine_args_t args = engine_args();
     engine_t *engine = create(&args);
-    assert_all_ok(engine_forward(engine, prompt, N_PROMPT));
+    assert_all_ok(comm, engine_forward(engine, prompt, N_PROMPT));
     const sampling_t full = {.top_p = 1.0, .keep_logits = true, .n_top_logprobs = 320};
     sample_t sample;
-    assert_all_ok(engine_sample(engine, &full, STATUS_OK, &sample));
+    assert_all_ok(comm, engine_sample(engine, &full, STATUS_OK, &sample));
     int32_t token = sample.token;
     bool is_root = comm_tp_rank(comm) == 0, is_right = true;
-    assert_all_true(is_root == (sample.logits != NULL) && is_root == (sample.pairs != NULL));
+    assert_all_true(comm, is_root == (sample.logits != NULL) && is_root == (sample.pairs != NULL));
     if (is_root) {
         int64_t rank_vocab = 320 / comm_tp_size(comm);
         is_right = sample.top_tokens[0] == token && sample.pairs[token / rank_vocab].token == token;
@@ -296,12 +272,12 @@ static void test_answers_agree(void **state) {
                 is_right = is_right && sample.logits[i] <= sample.pairs[rank].value;
         }
     }
-    assert_all_true(is_right);
+    assert_all_true(comm, is_right);
     /* Drawing from one token only is greedy. */
     const sampling_t narrow[] = {{.temperature = 2.0, .top_k = 1, .top_p = 1.0}, {.temperature = 2.0, .top_p = 1e-9}};
     for (int i = 0; i < 2; i++) {
-        assert_all_ok(engine_sample(engine, &narrow[i], STATUS_OK, &sample));
-        assert_all_true(sample.token == token && !sample.pairs && !sample.logits && !sample.top_tokens);
+        assert_all_ok(comm, engine_sample(engine, &narrow[i], STATUS_OK, &sample));
+        assert_all_true(comm, sample.token == token && !sample.pairs && !sample.logits && !sample.top_tokens);
     }
     engine_destroy(engine);
 }
@@ -310,12 +286,12 @@ static void test_outside_fault_reaches_all_ranks(void **state) {
     (void)state;
     engine_args_t args = engine_args();
     engine_t *engine = create(&args);
-    assert_all_ok(engine_forward(engine, prompt, N_PROMPT));
+    assert_all_ok(comm, engine_forward(engine, prompt, N_PROMPT));
     sample_t sample;
     status_t outside = comm_tp_rank(comm) == 0 ? status_fail(STATUS_DEVICE, "the disk is full") : STATUS_OK;
     status_t status = engine_sample(engine, &greedy, outside, &sample);
-    assert_all_true(strstr(status_message(), "the disk is full") != NULL);
-    assert_fails(status, STATUS_DEVICE);
+    assert_all_true(comm, strstr(status_message(), "the disk is full") != NULL);
+    assert_all_fail(comm, status, STATUS_DEVICE);
     engine_destroy(engine);
 }
 
@@ -328,11 +304,11 @@ static void test_bad_numbers_are_never_a_token(void **state) {
         overwrite_lm_head(&bad[i], sizeof old, true, &old);
         engine_args_t args = engine_args();
         engine_t *engine = create(&args);
-        assert_all_ok(engine_forward(engine, prompt, N_PROMPT));
+        assert_all_ok(comm, engine_forward(engine, prompt, N_PROMPT));
         sample_t sample = {.token = 77};
         const sampling_t drawn = {.temperature = 1.0, .top_p = 1.0, .top_k = 3};
-        assert_fails(engine_sample(engine, &greedy, STATUS_OK, &sample), STATUS_NUMERICS);
-        assert_fails(engine_sample(engine, &drawn, STATUS_OK, &sample), STATUS_NUMERICS);
+        assert_all_fail(comm, engine_sample(engine, &greedy, STATUS_OK, &sample), STATUS_NUMERICS);
+        assert_all_fail(comm, engine_sample(engine, &drawn, STATUS_OK, &sample), STATUS_NUMERICS);
         assert_int_equal(sample.token, 77);
         engine_destroy(engine);
         overwrite_lm_head(&old, sizeof old, true, &none);
@@ -347,8 +323,8 @@ static void test_damaged_shard(void **state) {
     engine_args_t args = engine_args();
     engine_t *engine;
     status_t status = engine_create(&args, &engine);
-    assert_all_true(strstr(status_message(), "lm_head") != NULL);
-    assert_fails(status, STATUS_INPUT);
+    assert_all_true(comm, strstr(status_message(), "lm_head") != NULL);
+    assert_all_fail(comm, status, STATUS_INPUT);
     overwrite_lm_head(&old, sizeof old, true, &none);
     engine_destroy(create(&args));
 }
@@ -377,8 +353,8 @@ static void test_ranks_of_different_models(void **state) {
     set_identity(config_json, 1);
     free(config_json);
     status_t status = engine_create(&args, &engine);
-    assert_all_true(strstr(status_message(), "another model") != NULL);
-    assert_fails(status, STATUS_INPUT);
+    assert_all_true(comm, strstr(status_message(), "another model") != NULL);
+    assert_all_fail(comm, status, STATUS_INPUT);
 }
 
 int main(void) {

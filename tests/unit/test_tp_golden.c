@@ -9,17 +9,10 @@
 
 #include "engine/engine.h"
 #include "engine/sampler.h"
-#include "support/golden_model.h"
-#include "support/model_shards.h"
+#include "support/golden_cases.h"
 
 static comm_t *comm;
 static backend_t *backend;
-
-typedef struct golden_case {
-    const char *name;        /* directory below tests/golden */
-    const char *golden_name; /* file in it */
-    bool quantize_experts;
-} golden_case_t;
 
 /* Residual streams of every layer and token, as a run leaves them. */
 typedef struct layers {
@@ -39,15 +32,6 @@ static void layers_create(const golden_t *golden, const engine_t *engine, layers
     layers->stream_width = (int64_t)(golden_length(golden->file, "/layers/00") / golden->n_prompt);
     layers->h = calloc((size_t)(layers->n_layers * layers->capacity * layers->stream_width), sizeof(float));
     assert_non_null(layers->h);
-}
-
-/* A check that one rank fails alone must not leave the others in the next collective: all ranks fail together. */
-static void assert_all_ok(status_t status) {
-    if (comm_agree(comm, status) == STATUS_OK) return;
-    char message[512];
-    snprintf(message, sizeof message, "%s", status_message());
-    status_clear();
-    fail_msg("%s", message);
 }
 
 static status_t compare_layers(const golden_t *golden, const layers_t *layers) {
@@ -72,7 +56,7 @@ static status_t compare_layers(const golden_t *golden, const layers_t *layers) {
 
 static sample_t sample(engine_t *engine, const sampling_t *sampling) {
     sample_t result;
-    assert_all_ok(engine_sample(engine, sampling, STATUS_OK, &result));
+    assert_all_ok(comm, engine_sample(engine, sampling, STATUS_OK, &result));
     return result;
 }
 
@@ -88,7 +72,7 @@ static int32_t sample_and_compare(engine_t *engine, const golden_t *golden, cons
         if (!(difference <= golden->tolerance))
             status = status_fail(STATUS_NUMERICS, "%s, row %zu: relative difference %.3g", what, row, difference);
     }
-    assert_all_ok(status);
+    assert_all_ok(comm, status);
     return result.token;
 }
 
@@ -97,7 +81,7 @@ static void check_greedy(engine_t *engine, const golden_t *golden) {
         int32_t token = sample_and_compare(engine, golden, golden->greedy_logits, "greedy logits", i);
         if (token != golden->greedy[i])
             fail_msg("greedy token %zu is %d, not %d", i, (int)token, (int)golden->greedy[i]);
-        assert_all_ok(engine_forward(engine, &token, 1));
+        assert_all_ok(comm, engine_forward(engine, &token, 1));
     }
 }
 
@@ -105,11 +89,11 @@ static void check_greedy(engine_t *engine, const golden_t *golden) {
 static void check_pieces(engine_t *engine, const golden_t *golden, const layers_t *whole, size_t piece) {
     layers_t pieces;
     layers_create(golden, engine, &pieces);
-    assert_all_ok(engine_reset(engine));
+    assert_all_ok(comm, engine_reset(engine));
     engine_observe_layers(engine, keep_layer, &pieces);
     for (size_t done = 0; done < golden->n_prompt; done += piece) {
         size_t n = golden->n_prompt - done < piece ? golden->n_prompt - done : piece;
-        assert_all_ok(engine_forward(engine, golden->prompt + done, n));
+        assert_all_ok(comm, engine_forward(engine, golden->prompt + done, n));
         sample_and_compare(engine, golden, golden->logits, "logits", done + n - 1);
     }
     engine_observe_layers(engine, NULL, NULL);
@@ -118,7 +102,7 @@ static void check_pieces(engine_t *engine, const golden_t *golden, const layers_
     if (memcmp(pieces.h, whole->h, bytes) != 0)
         status = status_fail(STATUS_NUMERICS, "pieces of %zu tokens do not leave the bits of the whole", piece);
     free(pieces.h);
-    assert_all_ok(status);
+    assert_all_ok(comm, status);
 }
 
 /* A seeded draw must be the one that the golden's own logits give, whatever the number of ranks. */
@@ -148,9 +132,9 @@ static void check_model(engine_t *engine, const golden_t *golden) {
     layers_t whole;
     layers_create(golden, engine, &whole);
     engine_observe_layers(engine, keep_layer, &whole);
-    assert_all_ok(engine_forward(engine, golden->prompt, golden->n_prompt));
+    assert_all_ok(comm, engine_forward(engine, golden->prompt, golden->n_prompt));
     engine_observe_layers(engine, NULL, NULL);
-    assert_all_ok(compare_layers(golden, &whole));
+    assert_all_ok(comm, compare_layers(golden, &whole));
     check_draws(engine, golden);
     check_greedy(engine, golden);
 
@@ -158,8 +142,8 @@ static void check_model(engine_t *engine, const golden_t *golden) {
     for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++)
         check_pieces(engine, golden, &whole, pieces[i]);
     /* The last run ended inside a block or at its end, behind a state of its own: a new one must not see it. */
-    assert_all_ok(engine_reset(engine));
-    assert_all_ok(engine_forward(engine, golden->prompt, golden->n_prompt / 2 + 1));
+    assert_all_ok(comm, engine_reset(engine));
+    assert_all_ok(comm, engine_forward(engine, golden->prompt, golden->n_prompt / 2 + 1));
     check_pieces(engine, golden, &whole, golden->n_prompt);
     check_greedy(engine, golden);
     free(whole.h);
@@ -167,16 +151,8 @@ static void check_model(engine_t *engine, const golden_t *golden) {
 
 static void test_case(void **state) {
     const golden_case_t *test = *state;
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s/%s", GOLDEN_DIRECTORY, test->name, test->golden_name);
-    golden_t golden = golden_open(path);
-    if (!golden_has_tp(&golden, comm_tp_size(comm))) {
-        golden_close(&golden);
-        skip();
-    }
-    snprintf(path, sizeof path, "%s/%s/checkpoint", GOLDEN_DIRECTORY, test->name);
     char directory[MODEL_SHARDS_BYTES];
-    assert_all_ok(model_shards_create(comm, path, test->quantize_experts, directory));
+    golden_t golden = golden_case_open(comm, test, directory);
 
     /* The whole prompt as one chunk, then the engine's own chunks. */
     static const int64_t chunks[] = {0, 5};
@@ -187,7 +163,7 @@ static void test_case(void **state) {
                                     .backend = backend,
                                     .max_context = (int64_t)(golden.n_prompt + golden.n_greedy),
                                     .prefill_chunk = chunks[i]};
-        assert_all_ok(engine_create(&args, &engine));
+        assert_all_ok(comm, engine_create(&args, &engine));
         check_model(engine, &golden);
         engine_destroy(engine);
     }
@@ -197,16 +173,7 @@ static void test_case(void **state) {
 
 int main(void) {
     if (comm_init(&comm) != STATUS_OK || backend_create(BACKEND_CPU, comm, &backend) != STATUS_OK) return EXIT_FAILURE;
-    static golden_case_t cases[] = {
-        {"mixed", "golden.h5", false},   {"experts512", "golden.h5", false}, {"tp8", "golden.h5", false},
-        {"two_ple", "golden.h5", false}, {"fused_bf16", "golden.h5", false}, {"fused_bf16", "golden_nvfp4.h5", true},
-        {"ties", "golden.h5", false},
-    };
-    enum { N_CASES = sizeof cases / sizeof *cases };
-    struct CMUnitTest tests[N_CASES];
-    for (int i = 0; i < N_CASES; i++)
-        tests[i] = (struct CMUnitTest){cases[i].name, test_case, NULL, NULL, &cases[i]};
-    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed = golden_cases_run(test_case);
     backend->ops->destroy(backend);
     comm_finalize(comm);
     return n_failed;
