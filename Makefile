@@ -218,4 +218,4 @@ shard-bench: build/galvani
 clean:
 	rm -rf build
 
--include $(OBJECTS:.o=.d) $(MAIN:.o=.d) $(UNIT_SOURCES:%.c=$(BUILD)/%.d)
+-include $(OBJECTS:.o=.d) $(MAIN:.o=.d) $(UNIT_SOURCES:%.c=$(BUILD)/%.d) $(wildcard $(BUILD)/tests/gpu/*.d)
