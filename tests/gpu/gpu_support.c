@@ -108,6 +108,40 @@ matrix_t upload_matrix(device_t *device, matrix_t matrix) {
     return matrix;
 }
 
+static uint8_t *random_bytes(size_t n, uint64_t limit) {
+    uint8_t *bytes = host_bytes(n);
+    uint64_t state = random_below(1u << 30) * 2 + 1;
+    for (size_t i = 0; i < n; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        bytes[i] = (uint8_t)((state >> 40) % limit);
+    }
+    return bytes;
+}
+
+void random_experts(device_t *device, int64_t n_experts, int64_t hidden_size, int64_t intermediate,
+                    expert_weights_t *host, expert_weights_t *on) {
+    size_t down = (size_t)(n_experts * intermediate * hidden_size), gate_up = 2 * down;
+    *host = (expert_weights_t){.gate_up_codes = random_bytes(gate_up / 2, 256),
+                               .gate_up_scales = random_bytes(gate_up / 16, 0x7F),
+                               .gate_up_scale_2 = random_floats(2 * n_experts, 1e-3f),
+                               .down_codes = random_bytes(down / 2, 256),
+                               .down_scales = random_bytes(down / 16, 0x7F),
+                               .down_scale_2 = random_floats(n_experts, 1e-3f)};
+    *on = (expert_weights_t){.gate_up_codes = upload_bytes(device, host->gate_up_codes, gate_up / 2),
+                             .gate_up_scales = upload_bytes(device, host->gate_up_scales, gate_up / 16),
+                             .gate_up_scale_2 = upload_floats(device, host->gate_up_scale_2, 2 * n_experts),
+                             .down_codes = upload_bytes(device, host->down_codes, down / 2),
+                             .down_scales = upload_bytes(device, host->down_scales, down / 16),
+                             .down_scale_2 = upload_floats(device, host->down_scale_2, n_experts)};
+}
+
+void experts_free(const expert_weights_t *host) {
+    const void *const members[] = {host->gate_up_codes, host->gate_up_scales, host->gate_up_scale_2,
+                                   host->down_codes,    host->down_scales,    host->down_scale_2};
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        memory_free((void *)(uintptr_t)members[i]);
+}
+
 void *poisoned(device_t *device, size_t bytes) {
     void *memory = host_bytes(bytes);
     memset(memory, 0xFF, bytes);

@@ -34,6 +34,11 @@ float *upload_floats(device_t *device, const float *host, int64_t n);
 activation_t *upload_halves(device_t *device, const float *host, int64_t n);
 matrix_t upload_matrix(device_t *device, matrix_t matrix);
 
+/* NVFP4 weights of n_experts, with every code and every positive scale, in host memory and on the device. */
+void random_experts(device_t *device, int64_t n_experts, int64_t hidden_size, int64_t intermediate,
+                    expert_weights_t *host, expert_weights_t *on);
+void experts_free(const expert_weights_t *host);
+
 /* Device memory filled with a pattern that is NaN in FP16 and in FP32. */
 void *poisoned(device_t *device, size_t bytes);
 

@@ -30,33 +30,6 @@ typedef struct block {
     size_t workspace_bytes;
 } block_t;
 
-/* Random bytes, each below `limit` (at most 256). */
-static uint8_t *random_bytes(size_t n, uint64_t limit) {
-    uint8_t *bytes = host_bytes(n);
-    uint64_t state = random_below(1u << 30) * 2 + 1;
-    for (size_t i = 0; i < n; i++) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        bytes[i] = (uint8_t)((state >> 40) % limit);
-    }
-    return bytes;
-}
-
-static void make_experts(int64_t E, int64_t H, int64_t M, expert_weights_t *host, expert_weights_t *on) {
-    size_t gate_up = (size_t)(E * 2 * M * H), down = (size_t)(E * M * H);
-    host->gate_up_codes = random_bytes(gate_up / 2, 256);
-    host->gate_up_scales = random_bytes(gate_up / 16, 0x7F);
-    host->gate_up_scale_2 = random_floats(2 * E, 1e-3f);
-    host->down_codes = random_bytes(down / 2, 256);
-    host->down_scales = random_bytes(down / 16, 0x7F);
-    host->down_scale_2 = random_floats(E, 1e-3f);
-    on->gate_up_codes = upload_bytes(&device, host->gate_up_codes, gate_up / 2);
-    on->gate_up_scales = upload_bytes(&device, host->gate_up_scales, gate_up / 16);
-    on->gate_up_scale_2 = upload_floats(&device, host->gate_up_scale_2, 2 * E);
-    on->down_codes = upload_bytes(&device, host->down_codes, down / 2);
-    on->down_scales = upload_bytes(&device, host->down_scales, down / 16);
-    on->down_scale_2 = upload_floats(&device, host->down_scale_2, E);
-}
-
 static void make_block(int64_t E, int64_t K, int64_t H, int64_t M, bool norm_topk_prob, block_t *block) {
     block->host = (moe_args_t){.n_experts = E,
                                .top_k = K,
@@ -75,7 +48,7 @@ static void make_block(int64_t E, int64_t K, int64_t H, int64_t M, bool norm_top
                                .o = host_floats(H)};
     moe_args_t *on = &block->on;
     *on = block->host;
-    make_experts(E, H, M, &block->host.expert_weights, &on->expert_weights);
+    random_experts(&device, E, H, M, &block->host.expert_weights, &on->expert_weights);
     on->u = upload_halves(&device, block->host.u, H);
     on->router = upload_matrix(&device, block->host.router);
     on->shared_gate_up = upload_matrix(&device, block->host.shared_gate_up);
@@ -93,11 +66,7 @@ static void make_block(int64_t E, int64_t K, int64_t H, int64_t M, bool norm_top
 }
 
 static void free_block(block_t *block) {
-    const expert_weights_t *experts = &block->host.expert_weights;
-    const void *const large[] = {experts->gate_up_codes, experts->gate_up_scales, experts->down_codes,
-                                 experts->down_scales};
-    for (size_t i = 0; i < sizeof large / sizeof *large; i++)
-        memory_free((void *)(uintptr_t)large[i]);
+    experts_free(&block->host.expert_weights);
     memory_free(block->workspace);
     device_release(&device);
 }

@@ -180,25 +180,8 @@ static void experts_case(int64_t n_tokens, int64_t E, int64_t K, int64_t H, int6
     int32_t *experts = (int32_t *)(uintptr_t)args.experts;
     for (int64_t i = 0; i < n_tokens * K; i++) /* low ones more often, and the last one never */
         experts[i] = (int32_t)(random_below((uint64_t)E) * random_below((uint64_t)E) / (uint64_t)E);
-    expert_weights_t *host = &args.expert_weights;
     experts_args_t on = args;
-    size_t gate_up = (size_t)(E * 2 * M * H), down = (size_t)(E * M * H);
-    size_t bytes[4] = {gate_up / 2, gate_up / 16, down / 2, down / 16};
-    uint8_t *codes[4];
-    for (int i = 0; i < 4; i++) {
-        codes[i] = host_bytes(bytes[i]);
-        for (size_t j = 0; j < bytes[i]; j++)
-            codes[i][j] = i % 2 ? (uint8_t)random_below(0x7F) : (uint8_t)random_below(256);
-    }
-    host->gate_up_codes = codes[0], host->gate_up_scales = codes[1];
-    host->down_codes = codes[2], host->down_scales = codes[3];
-    host->gate_up_scale_2 = random_floats(2 * E, 1e-3f), host->down_scale_2 = random_floats(E, 1e-3f);
-    on.expert_weights = (expert_weights_t){.gate_up_codes = upload_bytes(&device, codes[0], bytes[0]),
-                                           .gate_up_scales = upload_bytes(&device, codes[1], bytes[1]),
-                                           .down_codes = upload_bytes(&device, codes[2], bytes[2]),
-                                           .down_scales = upload_bytes(&device, codes[3], bytes[3]),
-                                           .gate_up_scale_2 = upload_floats(&device, host->gate_up_scale_2, 2 * E),
-                                           .down_scale_2 = upload_floats(&device, host->down_scale_2, E)};
+    random_experts(&device, E, H, M, &args.expert_weights, &on.expert_weights);
     on.u = upload_halves(&device, args.u, n_tokens * H);
     on.experts = upload_bytes(&device, args.experts, (size_t)(n_tokens * K) * 4);
     on.weights = upload_floats(&device, args.weights, n_tokens * K);
@@ -211,8 +194,7 @@ static void experts_case(int64_t n_tokens, int64_t E, int64_t K, int64_t H, int6
     assert_int_equal(n_taken(ROUTE_EXPERTS_GROUPED) - before, taken);
     check_halves(&device, "experts", on.o, args.o, n_tokens * H, ROUNDED);
     device_release(&device);
-    for (int i = 0; i < 4; i++)
-        memory_free(codes[i]);
+    experts_free(&args.expert_weights);
 }
 
 static void test_experts(void **state) {
