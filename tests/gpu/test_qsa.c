@@ -1,5 +1,5 @@
-/* The general form of the three QSA ops against the CPU reference: one cache over chunks of odd lengths, on fresh
- * random data. test_mixers.c has the routes. */
+/* The three QSA ops one by one against the CPU reference, by whichever form takes them: one cache over chunks of odd
+ * lengths, on fresh random data. test_mixers.c has them joined, test_prefill.c long chunks. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,8 +19,8 @@ static device_t device;
 #define CPU device.cpu->ops
 #define CUDA device.cuda->ops
 
-/* The three QSA ops on one cache, chunk by chunk. Selection is compared only through the attention's result and through
- * the scores of what was chosen: FP16 keys may order near-equal scores otherwise. */
+/* Selection is compared only through the attention's result and through the scores of what was chosen: FP16 keys may
+ * order near-equal scores otherwise. */
 static void qsa_case(qsa_shape_t shape, const int64_t *chunks, int n_chunks, int64_t capacity) {
     int64_t D = shape.head_dim, Id = shape.index_dim, ratio = shape.ratio;
     int64_t stride = (2 * shape.n_heads + 2 * shape.n_kv_heads) * D + (shape.index_n_heads + 1) * Id;
