@@ -115,8 +115,8 @@ END
         $2 == "item" && $3 ~ /^--[^ ]+ / {
             split($3, word, " ")
             choices = ""
-            if (word[2] ~ /^[a-z0-9]+(\|[a-z0-9]+)+$/) choices = word[2]
-            else if (match($4, /: [a-z0-9]+(\|[a-z0-9]+)*$/)) choices = substr($4, RSTART + 2)
+            if (word[2] ~ /^[a-z0-9-]+(\|[a-z0-9-]+)+$/) choices = word[2]
+            else if (match($4, /: [a-z0-9-]+(\|[a-z0-9-]+)*$/)) choices = substr($4, RSTART + 2)
             gsub(/\|/, " ", choices)
             if (choices) printf "    %s:%s) COMPREPLY=($(compgen -W \"%s\" -- \"$word\")); return ;;\n", $1, word[1], choices
         }'

@@ -11,7 +11,6 @@
 #include "cli/load.h"
 #include "cli/plan.h"
 #include "cli/recorder.h"
-#include "comm/watchdog.h"
 #include "fill/fill_value.h"
 
 /* What rank 0 knows before loading and the others need. */
@@ -139,7 +138,7 @@ static status_t run_once(bench_t *bench, size_t index, bool is_control) {
     repeat->n_launches = (double)engine_n_launches(bench->engine);
     repeat->ranks = ranks;
     fill_repeat(bench, &result, repeat);
-    if (is_rank0(bench) && !options->quiet)
+    if (is_rank0(bench))
         log_info("%s %.2f ms a token, TTFT %.1f ms", is_control ? "control " : "pass    ", repeat->ms_per_token,
                  repeat->ttft_ms);
     return STATUS_OK;
@@ -196,10 +195,7 @@ static status_t run_stages(bench_t *bench, int argc, char **argv) {
             options_help(stdout, COMMAND_BENCH, "mpirun -np T galvani bench --model DIR|synthetic:NAME [options]");
         return STATUS_OK;
     }
-    log_level_t level = LOG_INFO;
-    log_level_from_name(options->log_level, &level);
-    log_set_level(level);
-    watchdog_set_limit((int)options->stall_limit);
+    options_apply(options);
     TRY(check_options(options, comm_tp_size(comm)));
     int64_t max_context = options->prompt_len + options->max_new;
     if (options->max_context > max_context) max_context = options->max_context;

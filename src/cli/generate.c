@@ -295,8 +295,7 @@ status_t generate(const generate_context_t *context, const request_t *request, c
     if (status == STATUS_OK && result)
         status = hash_sha256_text(generation.generated, (size_t)generation.n_generated * sizeof(int32_t),
                                   result->token_hash);
-    if (status == STATUS_OK && is_rank0(&generation) && !context->silent && !request->options.quiet)
-        print_summary(&generation, path);
+    if (status == STATUS_OK && is_rank0(&generation) && !context->silent) print_summary(&generation, path);
 out:
     recorder_destroy(recorder);
     memory_free(generation.output.text);

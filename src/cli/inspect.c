@@ -1,4 +1,3 @@
-#include <getopt.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -8,20 +7,12 @@
 #include "base/memory.h"
 #include "cli/commands.h"
 #include "cli/inspect.h"
+#include "cli/options.h"
 #include "shard/shard_file.h"
 #include "trace/run_mend.h"
 #include "trace/run_types.h"
 
 enum { PATH_BYTES = 4096 };
-
-static const char help[] =
-    "usage: galvani inspect FILE|DIR [--verify] [--mend]\n"
-    "\n"
-    "Says what a shard, a run file, a safetensors file, a directory of shards or a checkpoint holds.\n"
-    "\n"
-    "  --verify   check the digest of every tensor (shards), and that the parts of a run file agree\n"
-    "  --mend     make a run file whose writer died an ordinary one, that every program opens\n"
-    "  --help     print this and stop\n";
 
 /* An HDF5 file by its format attribute. */
 static status_t inspect_h5(const char *path, bool verify) {
@@ -79,37 +70,33 @@ static status_t inspect_path(const char *path, bool verify) {
                        path);
 }
 
-status_t cli_inspect(int argc, char **argv, comm_t *comm) {
-    (void)comm;
-    h5_survive_damage();
-    static const struct option options[] = {
-        {"verify", no_argument, NULL, 'v'},
-        {"mend", no_argument, NULL, 'm'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
-    };
-    bool verify = false, mend = false;
-    opterr = 0;
-    optind = 1;
-    int option;
-    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (option == 'h') {
-            fputs(help, stdout);
-            return STATUS_OK;
-        }
-        if (option == '?')
-            return status_fail(STATUS_USAGE, "%s is not an option of galvani inspect; see galvani inspect --help",
-                               argv[optind - 1]);
-        verify |= option == 'v';
-        mend |= option == 'm';
-    }
-    if (argc - optind != 1)
+static status_t inspect(const options_t *options) {
+    if (options->n_words != 1)
         return status_fail(STATUS_USAGE, "galvani inspect takes one file or directory; see galvani inspect --help");
-    const char *path = argv[optind];
-    if (mend) {
+    const char *path = options->words[0];
+    if (options->mend) {
         bool was_mended;
         TRY(run_mend(path, &was_mended));
         log_info("%s %s", path, was_mended ? "is mended" : "was closed by its writer and needs no mending");
     }
-    return inspect_path(path, verify);
+    return inspect_path(path, options->verify);
+}
+
+status_t cli_inspect(int argc, char **argv, comm_t *comm) {
+    (void)comm;
+    h5_survive_damage();
+    option_store_t *store;
+    TRY(option_store_create(&store));
+    options_t options;
+    status_t status = options_parse(store, COMMAND_INSPECT, argc, argv, &options);
+    if (status == STATUS_OK && options.help) {
+        options_help(stdout, COMMAND_INSPECT,
+                     "galvani inspect FILE|DIR [--verify] [--mend]\n\n"
+                     "Says what a shard, a run file, a safetensors file, a directory of shards or a checkpoint holds.");
+    } else if (status == STATUS_OK) {
+        options_apply(&options);
+        status = inspect(&options);
+    }
+    option_store_destroy(store);
+    return status;
 }

@@ -5,7 +5,9 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "cli/plan.h"
+#include "model/synthetic.h"
 #include "model/tensor_source.h"
 
 enum { PATH_BYTES = 4096 };
@@ -20,6 +22,17 @@ static status_t load_tokenizer(const char *model, const model_config_t *config, 
     return status_fail(STATUS_INPUT,
                        "%s has %" PRId32 " tokens, but the model's vocabulary %" PRId64 ": it is of another model",
                        path, n_tokens, config->vocab_size);
+}
+
+status_t load_config(const char *model, model_config_t *config) {
+    size_t prefix = strlen(TENSOR_SOURCE_SYNTHETIC), bytes = strlen(model);
+    bool is_synthetic = strncmp(model, TENSOR_SOURCE_SYNTHETIC, prefix) == 0;
+    bool is_file = bytes > 5 && strcmp(model + bytes - 5, ".json") == 0;
+    if (!is_synthetic && !is_file) return config_read(model, config);
+    char *json;
+    TRY(synthetic_config(is_synthetic ? model + prefix : model, config, &json));
+    memory_free(json);
+    return STATUS_OK;
 }
 
 status_t load_facts(const options_t *options, int tp_size, model_config_t *config, tokenizer_t **tokenizer) {
@@ -63,9 +76,8 @@ status_t load_engine(const load_args_t *args, backend_t **backend, engine_t **en
                                        .cuda_graph = true,
                                        .show_progress = !options->quiet};
     TRY(engine_create(&engine_args, engine));
-    if (!options->quiet)
-        log_info("loaded   %s in %.2f s, %.1f MiB a rank", options->model, (double)(clock_now_ns() - begin_ns) / 1e9,
-                 (double)memory_bytes(MEMORY_WEIGHTS) / 1048576.0);
+    log_info("loaded   %s in %.2f s, %.1f MiB a rank", options->model, (double)(clock_now_ns() - begin_ns) / 1e9,
+             (double)memory_bytes(MEMORY_WEIGHTS) / 1048576.0);
     return load_routes(options, *engine);
 }
 

@@ -1,7 +1,7 @@
 #ifndef GALVANI_CLI_LOAD_H
 #define GALVANI_CLI_LOAD_H
 
-/* From options to a model that computes: what run and bench share. */
+/* From options to a model that computes: what the subcommands share. */
 
 #include "checkpoint/config.h"
 #include "cli/options.h"
@@ -11,6 +11,10 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* The config alone, without weights: of synthetic:NAME, of a config.json, or of a directory that has one. Not
+ * collective. */
+status_t load_config(const char *model, model_config_t *config);
 
 /* Rank 0's look at options->model before it is loaded on `tp_size` ranks: its config, and its tokenizer, NULL if it has
  * none (tokenizer_destroy). STATUS_INPUT if they are of two models. Not collective. */

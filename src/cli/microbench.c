@@ -4,16 +4,13 @@
 
 #include "base/clock.h"
 #include "base/json.h"
-#include "base/log.h"
 #include "base/memory.h"
 #include "cli/commands.h"
+#include "cli/load.h"
 #include "cli/options.h"
 #include "cli/plan.h"
-#include "comm/watchdog.h"
 #include "engine/engine.h"
 #include "microbench/microbench.h"
-#include "model/synthetic.h"
-#include "model/tensor_source.h"
 #include "trace/provenance.h"
 
 enum { MAX_ROWS_OF_OP = 1 + N_KERNEL_ROUTES };
@@ -32,18 +29,6 @@ typedef struct run {
 
 static bool is_rank0(const run_t *run) { return comm_tp_rank(run->comm) == 0; }
 
-/* Of synthetic:NAME, of a config.json, or of a directory that has one. */
-static status_t read_config(const char *model, model_config_t *config) {
-    size_t prefix = strlen(TENSOR_SOURCE_SYNTHETIC), bytes = strlen(model);
-    bool is_synthetic = strncmp(model, TENSOR_SOURCE_SYNTHETIC, prefix) == 0;
-    bool is_file = bytes > 5 && strcmp(model + bytes - 5, ".json") == 0;
-    if (!is_synthetic && !is_file) return config_read(model, config);
-    char *json;
-    TRY(synthetic_config(is_synthetic ? model + prefix : model, config, &json));
-    memory_free(json);
-    return STATUS_OK;
-}
-
 enum { DEFAULT_CONTEXT = 8192 };
 
 static status_t check_options(run_t *run) {
@@ -53,12 +38,13 @@ static status_t check_options(run_t *run) {
     if (options->context == 0)
         options->context = run->config.max_position_embeddings < DEFAULT_CONTEXT ? run->config.max_position_embeddings
                                                                                  : DEFAULT_CONTEXT;
-    for (int i = 0; i < options->n_ops; i++) {
+    for (int i = 0; i < options->n_words; i++) {
         int op = 0;
-        while (op < microbench_n_ops && strcmp(microbench_ops[op]->name, options->ops[i]) != 0)
+        while (op < microbench_n_ops && strcmp(microbench_ops[op]->name, options->words[i]) != 0)
             op++;
         if (op == microbench_n_ops)
-            return status_fail(STATUS_USAGE, "there is no operator %s; see galvani microbench --help", options->ops[i]);
+            return status_fail(STATUS_USAGE, "there is no operator %s; see galvani microbench --help",
+                               options->words[i]);
     }
     if (options->tp && comm_tp_size(run->comm) > 1 && options->tp != comm_tp_size(run->comm))
         return status_fail(STATUS_USAGE, "--tp %d stands beside mpirun -np %d; one rank can take the shapes of any T",
@@ -90,10 +76,10 @@ static status_t set_routes(const run_t *run) {
 }
 
 static bool is_wanted(const options_t *options, const char *name) {
-    for (int i = 0; i < options->n_ops; i++) {
-        if (strcmp(options->ops[i], name) == 0) return true;
+    for (int i = 0; i < options->n_words; i++) {
+        if (strcmp(options->words[i], name) == 0) return true;
     }
-    return options->n_ops == 0;
+    return options->n_words == 0;
 }
 
 static double rate_of(const microbench_row_t *row) { return row->bytes / row->us * 1e6; }
@@ -191,12 +177,8 @@ static status_t run_stages(run_t *run, int argc, char **argv) {
         if (is_rank0(run)) print_help();
         return STATUS_OK;
     }
-    if (!options->model) options->model = TENSOR_SOURCE_SYNTHETIC "full";
-    log_level_t level = LOG_INFO;
-    log_level_from_name(options->log_level, &level);
-    log_set_level(level);
-    watchdog_set_limit((int)options->stall_limit);
-    TRY(comm_agree(run->comm, read_config(options->model, &run->config)));
+    options_apply(options);
+    TRY(comm_agree(run->comm, load_config(options->model, &run->config)));
     TRY(check_options(run));
     const backend_args_t backend_args = {
         .kind = plan_backend_kind(options->backend), .comm = run->comm, .all_reduce = options->comm};

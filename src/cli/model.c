@@ -1,34 +1,12 @@
-#include <errno.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
-#include "base/memory.h"
 #include "cli/commands.h"
+#include "cli/load.h"
+#include "cli/options.h"
 #include "model/cost.h"
-#include "model/synthetic.h"
-#include "model/tensor_source.h"
-
-static const char help[] =
-    "usage: galvani model [options]\n"
-    "\n"
-    "Prints what a decode step must move and launch on each rank, and the time that this should take.\n"
-    "\n"
-    "  --model MODEL    synthetic:NAME, or a directory with a config.json (synthetic:full)\n"
-    "  --tp T           number of ranks (1)\n"
-    "  --dense FORMAT   form of the projections of GR, GDN and QSA: fp16, q8 or qpn8 (fp16)\n"
-    "  --context N      tokens before the one that is modelled (8464, the middle of the lane)\n"
-    "  --device NAME    H200 or V100 (H200)\n"
-    "  --measured FILE  model the run that galvani bench --json wrote to FILE, and show its times beside\n"
-    "  --help           print this and stop\n";
-
-typedef struct model_options {
-    const char *model, *dense, *device, *measured;
-    int64_t tp_size, context;
-} model_options_t;
 
 /* What galvani bench measured. */
 typedef struct measurement {
@@ -36,74 +14,6 @@ typedef struct measurement {
     double group_ms[OP_N_GROUPS]; /* mean of the ranks */
     double ms, n_launches;
 } measurement_t;
-
-static status_t parse_number(const char *name, const char *text, int64_t *value) {
-    char *end;
-    errno = 0;
-    long long number = strtoll(text, &end, 10);
-    if (end == text || *end || errno || number < 1 || number > INT32_MAX)
-        return status_fail(STATUS_USAGE, "--%s is \"%s\", but must be a whole number from 1 to %d", name, text,
-                           INT32_MAX);
-    *value = number;
-    return STATUS_OK;
-}
-
-static status_t parse_options(int argc, char **argv, model_options_t *options, bool *is_help) {
-    static const struct option table[] = {
-        {"model", required_argument, NULL, 'm'},  {"tp", required_argument, NULL, 't'},
-        {"dense", required_argument, NULL, 'd'},  {"context", required_argument, NULL, 'c'},
-        {"device", required_argument, NULL, 'g'}, {"measured", required_argument, NULL, 'b'},
-        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
-    };
-    opterr = 0;
-    optind = 1;
-    int option;
-    while ((option = getopt_long(argc, argv, ":", table, NULL)) != -1) {
-        switch (option) {
-        case 'm':
-            options->model = optarg;
-            break;
-        case 't':
-            TRY(parse_number("tp", optarg, &options->tp_size));
-            break;
-        case 'd':
-            options->dense = optarg;
-            break;
-        case 'c':
-            TRY(parse_number("context", optarg, &options->context));
-            break;
-        case 'g':
-            options->device = optarg;
-            break;
-        case 'b':
-            options->measured = optarg;
-            break;
-        case 'h':
-            *is_help = true;
-            break;
-        case ':':
-            return status_fail(STATUS_USAGE, "%s needs a value", argv[optind - 1]);
-        default:
-            return status_fail(STATUS_USAGE, "%s is not an option of galvani model; see galvani model --help",
-                               argv[optind - 1]);
-        }
-    }
-    if (optind < argc) return status_fail(STATUS_USAGE, "\"%s\" is not an option of galvani model", argv[optind]);
-    return STATUS_OK;
-}
-
-static status_t find_dense(const char *name, dtype_t *dense) {
-    static const struct {
-        const char *name;
-        dtype_t dtype;
-    } formats[] = {{"fp16", DTYPE_F16}, {"q8", DTYPE_Q8}, {"qpn8", DTYPE_QPN8}};
-    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
-        if (strcmp(formats[i].name, name) != 0) continue;
-        *dense = formats[i].dtype;
-        return STATUS_OK;
-    }
-    return status_fail(STATUS_USAGE, "--dense is \"%s\", but must be fp16, q8 or qpn8", name);
-}
 
 /* The mean of a figure that bench gives as mean, least and most; 0 if it does not. */
 static double mean_of(const json_t *figures, const char *name) {
@@ -118,14 +28,14 @@ static bool read_count(const json_t *root, const char *name, int64_t *count) {
 }
 
 /* Takes from the file what it was measured with. */
-static status_t read_measurement(model_options_t *options, cost_args_t *args, measurement_t *measured) {
+static status_t read_measurement(options_t *options, cost_args_t *args, measurement_t *measured) {
     TRY(json_read_file(options->measured, &measured->root));
     const json_t *root = measured->root, *figures = json_object_get(root, "candidate");
     const json_t *parts = json_object_get(figures, "decomposition_ms");
     const json_t *route;
     int64_t prompt_len, warmup, max_new;
     options->model = json_string_value(json_object_get(root, "model"));
-    if (!json_is_object(parts) || !options->model || !read_count(root, "n_ranks", &options->tp_size) ||
+    if (!json_is_object(parts) || !options->model || !read_count(root, "n_ranks", &options->tp) ||
         !read_count(root, "prompt_len", &prompt_len) || !read_count(root, "warmup", &warmup) ||
         !read_count(root, "max_new", &max_new))
         return status_fail(STATUS_INPUT, "%s is not what galvani bench --json writes", options->measured);
@@ -151,19 +61,6 @@ static status_t read_measurement(model_options_t *options, cost_args_t *args, me
     return STATUS_OK;
 }
 
-static status_t read_config(const char *model, int tp_size, model_config_t *config) {
-    size_t prefix = strlen(TENSOR_SOURCE_SYNTHETIC);
-    if (strncmp(model, TENSOR_SOURCE_SYNTHETIC, prefix) == 0) {
-        char *json;
-        TRY(synthetic_config(model + prefix, config, &json));
-        memory_free(json);
-    } else {
-        TRY(config_read(model, config));
-    }
-    const schema_options_t schema = {.tp_size = tp_size, .expert_format = EXPERTS_NVFP4, .ple_dtype = DTYPE_F8_E4M3};
-    return schema_check(config, &schema, STATUS_USAGE);
-}
-
 static void print_row(const char *name, double bytes, int64_t n_launches, double floor_ms, double ms,
                       const measurement_t *measured, double measured_ms) {
     printf("%-14s %9.1f %9" PRId64 " %9.3f %9.3f", name, bytes / 1e6, n_launches, floor_ms, ms);
@@ -185,15 +82,15 @@ static void print_sensitivity(const cost_t *cost, const cost_device_t *device) {
     putchar('\n');
 }
 
-static void print_model(const model_options_t *options, const cost_args_t *args, const cost_device_t *device,
+static void print_model(const options_t *options, const cost_args_t *args, const cost_device_t *device,
                         const measurement_t *measured) {
     cost_t cost;
     cost_build(args, &cost);
     bool overlaps = args->routes_taken[ROUTE_PDL] && device->overlap_us > 0;
     double total_ms = 0;
     printf("%s on %" PRId64 " rank%s, %s dense, %" PRId64 " tokens before; %s\n\n%-14s %9s %9s %9s %9s", options->model,
-           options->tp_size, options->tp_size == 1 ? "" : "s", options->dense, options->context, device->name,
-           "a token", "MB", "launches", "floor ms", "model ms");
+           options->tp, options->tp == 1 ? "" : "s", options->dense, options->context, device->name, "a token", "MB",
+           "launches", "floor ms", "model ms");
     if (measured->root) printf(" %9s %10s", "measured", "of floor");
     putchar('\n');
     for (int i = 0; i < OP_N_GROUPS; i++) {
@@ -217,7 +114,7 @@ static void print_model(const model_options_t *options, const cost_args_t *args,
     if (!overlaps && !measured->root) print_sensitivity(&cost, device);
 }
 
-static status_t run(model_options_t *options, measurement_t *measured) {
+static status_t run(options_t *options, measurement_t *measured) {
     model_config_t config;
     cost_args_t args = {.config = &config,
                         .activation_bytes = sizeof(uint16_t),
@@ -227,15 +124,20 @@ static status_t run(model_options_t *options, measurement_t *measured) {
         args.routes_taken[i] = true;
     args.runs_ahead = true;
     if (options->measured) TRY(read_measurement(options, &args, measured));
-    TRY(find_dense(options->dense, &args.dense));
+    args.dense = strcmp(options->dense, "fp16") == 0 ? DTYPE_F16
+                 : strcmp(options->dense, "q8") == 0 ? DTYPE_Q8
+                                                     : DTYPE_QPN8;
     const cost_device_t *device = cost_find_device(options->device);
     if (!device) return status_fail(STATUS_USAGE, "--device is \"%s\", but must be H200 or V100", options->device);
-    TRY(read_config(options->model, (int)options->tp_size, &config));
+    TRY(load_config(options->model, &config));
+    const schema_options_t schema = {
+        .tp_size = (int)options->tp, .expert_format = args.expert_format, .ple_dtype = args.ple_dtype};
+    TRY(schema_check(&config, &schema, STATUS_USAGE));
     if (options->context > config.max_position_embeddings)
         return status_fail(STATUS_USAGE,
                            "the context is %" PRId64 " tokens; the model's max_position_embeddings is %" PRId64,
                            options->context, config.max_position_embeddings);
-    args.local = local_shape(&config, 0, (int)options->tp_size);
+    args.local = local_shape(&config, 0, (int)options->tp);
     args.context = options->context;
     print_model(options, &args, device, measured);
     return STATUS_OK;
@@ -243,16 +145,21 @@ static status_t run(model_options_t *options, measurement_t *measured) {
 
 status_t cli_model(int argc, char **argv, comm_t *comm) {
     (void)comm;
-    model_options_t options = {
-        .model = "synthetic:full", .tp_size = 1, .dense = "fp16", .context = 8192 + 272, .device = "H200"};
+    option_store_t *store;
+    TRY(option_store_create(&store));
+    options_t options;
     measurement_t measured = {0};
-    bool is_help = false;
-    TRY(parse_options(argc, argv, &options, &is_help));
-    if (is_help) {
-        fputs(help, stdout);
-        return STATUS_OK;
+    status_t status = options_parse(store, COMMAND_MODEL, argc, argv, &options);
+    if (status == STATUS_OK && options.help) {
+        options_help(
+            stdout, COMMAND_MODEL,
+            "galvani model [options]\n\n"
+            "Prints what a decode step must move and launch on each rank, and the time that this should take.");
+    } else if (status == STATUS_OK) {
+        options_apply(&options);
+        status = run(&options, &measured);
     }
-    status_t status = run(&options, &measured);
     json_decref(measured.root);
+    option_store_destroy(store);
     return status;
 }

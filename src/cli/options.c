@@ -1,168 +1,14 @@
-#include "cli/options.h"
+#include "cli/option_table.h"
 
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/memory.h"
 #include "comm/watchdog.h"
-
-typedef enum option_type {
-    OPTION_FLAG,   /* --name, or on|off in a file */
-    OPTION_SWITCH, /* --name on|off */
-    OPTION_INT,
-    OPTION_BYTES, /* a number of bytes, KiB, MiB, GiB or TiB */
-    OPTION_REAL,
-    OPTION_TEXT,
-    OPTION_CHOICE, /* one of `choices`, which are separated by | */
-    OPTION_ROUTE,  /* NAME=on|off, may be repeated */
-    OPTION_CONTROL /* a list of those, separated by commas */
-} option_type_t;
-
-typedef struct option_spec {
-    const char *section; /* heading in --help, at the first option of a section */
-    const char *name;
-    option_type_t type;
-    unsigned commands; /* command_bit_t */
-    bool per_request;
-    size_t offset; /* in options_t */
-    const char *argument;
-    const char *choices;
-    double minimum, maximum;
-    const char *help;
-} option_spec_t;
-
-/* Whole numbers are held exactly by a double up to 2^53. */
-#define LARGEST_INT 9007199254740992.0
-
-#define AT(field) offsetof(options_t, field)
-
-#define COMMAND_ALL (COMMAND_RUN | COMMAND_SHARD | COMMAND_BENCH | COMMAND_MICROBENCH)
-
-static const option_spec_t specs[] = {
-    {"Model", "model", OPTION_TEXT, COMMAND_MICROBENCH, false, AT(model), "MODEL", NULL, 0, 0,
-     "whose shapes: synthetic:NAME, or a directory with a config.json; no weights are read (synthetic:full)"},
-    {"Model", "model", OPTION_TEXT, COMMAND_RUN | COMMAND_BENCH, false, AT(model), "MODEL", NULL, 0, 0,
-     "directory of shards (galvani shard makes it), or synthetic:NAME with made-up weights; NAME is full, nano or the "
-     "path of a config.json"},
-    {NULL, "synthetic-seed", OPTION_INT, COMMAND_RUN | COMMAND_BENCH, false, AT(synthetic_seed), "N", NULL, 0,
-     LARGEST_INT, "seed of a synthetic model's weights (0)"},
-    {"Prompt", "prompt", OPTION_TEXT, COMMAND_RUN, false, AT(prompt), "TEXT", NULL, 0, 0, "the prompt"},
-    {NULL, "prompt-file", OPTION_TEXT, COMMAND_RUN, false, AT(prompt_file), "FILE", NULL, 0, 0,
-     "read the prompt from FILE (- is stdin)"},
-    {NULL, "tokens", OPTION_TEXT, COMMAND_RUN, false, AT(tokens), "1,2,3", NULL, 0, 0, "the prompt as token ids"},
-    {NULL, "tokens-file", OPTION_TEXT, COMMAND_RUN, false, AT(tokens_file), "FILE", NULL, 0, 0,
-     "token ids from FILE, separated by commas or white space"},
-    {"Chat", "chat", OPTION_FLAG, COMMAND_RUN, true, AT(chat), NULL, NULL, 0, 0,
-     "make the prompt a user turn of the model's chat template"},
-    {NULL, "system", OPTION_TEXT, COMMAND_RUN, true, AT(system), "TEXT", NULL, 0, 0, "system message before it"},
-    {NULL, "think", OPTION_SWITCH, COMMAND_RUN, true, AT(think), "on|off", NULL, 0, 0,
-     "let the model think before it answers (on)"},
-    {NULL, "reasoning-effort", OPTION_CHOICE, COMMAND_RUN, true, AT(reasoning_effort), "LEVEL", "xhigh|medium|low", 0,
-     0, "how long it may think (xhigh)"},
-    {NULL, "preserve-thinking", OPTION_SWITCH, COMMAND_RUN, true, AT(preserve_thinking), "on|off", NULL, 0, 0,
-     "keep earlier turns' reasoning in the prompt (on)"},
-    {"Many requests", "requests", OPTION_TEXT, COMMAND_RUN, false, AT(requests), "FILE.jsonl", NULL, 0, 0,
-     "one request a line, one after another; --out is then a directory"},
-    {"Generation", "max-new", OPTION_INT, COMMAND_RUN, true, AT(max_new), "N", NULL, 1, 1 << 24,
-     "tokens to generate at most (128)"},
-    {NULL, "ignore-eos", OPTION_FLAG, COMMAND_RUN, true, AT(ignore_eos), NULL, NULL, 0, 0, "go on past end tokens"},
-    {NULL, "temperature", OPTION_REAL, COMMAND_RUN, true, AT(temperature), "X", NULL, 0, 1e6,
-     "0 takes the likeliest token (0)"},
-    {NULL, "top-p", OPTION_REAL, COMMAND_RUN, true, AT(top_p), "X", NULL, 0, 1,
-     "sample from the likeliest tokens that hold this probability (1)"},
-    {NULL, "top-k", OPTION_INT, COMMAND_RUN, true, AT(top_k), "N", NULL, 0, 1 << 24,
-     "sample from the N likeliest tokens; 0 is all (0)"},
-    {NULL, "seed", OPTION_INT, COMMAND_RUN, true, AT(seed), "N", NULL, 0, LARGEST_INT, "seed of the sampler (0)"},
-    {NULL, "logits", OPTION_FLAG, COMMAND_RUN, true, AT(logits), NULL, NULL, 0, 0,
-     "store every step's logits in the run file"},
-    {NULL, "top-logprobs", OPTION_INT, COMMAND_RUN, true, AT(top_logprobs), "N", NULL, 0, 1024,
-     "store the N best log-probabilities of every step (0)"},
-    {"Benchmark", "prompt-len", OPTION_INT, COMMAND_BENCH, false, AT(prompt_len), "N", NULL, 1, 1 << 24,
-     "prompt tokens, made up from the seed (8192)"},
-    {NULL, "max-new", OPTION_INT, COMMAND_BENCH, false, AT(max_new), "N", NULL, 2, 1 << 24, "tokens to generate (512)"},
-    {NULL, "warmup", OPTION_INT, COMMAND_BENCH, false, AT(warmup), "N", NULL, 1, 1 << 24,
-     "tokens before those that count as steady decode (32)"},
-    {NULL, "repeats", OPTION_INT, COMMAND_BENCH, false, AT(repeats), "N", NULL, 1, 1000, "passes (3)"},
-    {NULL, "control", OPTION_CONTROL, COMMAND_BENCH, false, AT(control), "NAME=off,...", NULL, 0, 0,
-     "take turns with the same run with these routes switched, and print the difference"},
-    {NULL, "seed", OPTION_INT, COMMAND_BENCH, false, AT(seed), "N", NULL, 0, LARGEST_INT, "seed of the prompt (0)"},
-    {NULL, "json", OPTION_TEXT, COMMAND_BENCH, false, AT(json), "FILE", NULL, 0, 0, "write the figures as JSON"},
-    {"Microbenchmark", "tokens", OPTION_INT, COMMAND_MICROBENCH, false, AT(n_tokens), "N", NULL, 1, 1 << 16,
-     "tokens of one call: 1 is decode, more are a chunk of prefill (1)"},
-    {NULL, "context", OPTION_INT, COMMAND_MICROBENCH, false, AT(context), "N", NULL, 1, 1 << 24,
-     "tokens of the sequence, those of the call included (8192, or all that the model takes)"},
-    {NULL, "tp", OPTION_INT, COMMAND_MICROBENCH, false, AT(tp), "T", NULL, 1, 1024,
-     "take the shapes of one of T ranks (as many as mpirun started)"},
-    {NULL, "repeats", OPTION_INT, COMMAND_MICROBENCH, false, AT(passes), "N", NULL, 1, 1000,
-     "timed passes, whose median counts (9)"},
-    {NULL, "bandwidth", OPTION_REAL, COMMAND_MICROBENCH, false, AT(bandwidth), "GB/S", NULL, 0, 1e6,
-     "memory bandwidth that the floor is made from (that of a copy, measured first)"},
-    {NULL, "json", OPTION_TEXT, COMMAND_MICROBENCH, false, AT(json), "FILE", NULL, 0, 0, "write the figures as JSON"},
-    {"System", "backend", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH | COMMAND_MICROBENCH, false, AT(backend), "NAME",
-     "auto|cpu|cuda", 0, 0, "where to compute (auto)"},
-    {NULL, "out", OPTION_TEXT, COMMAND_BENCH, false, AT(out), "FILE", NULL, 0, 0,
-     "write the run file of the last pass without the control"},
-    {NULL, "out", OPTION_TEXT, COMMAND_RUN, false, AT(out), "FILE", NULL, 0, 0,
-     "write the run file (with --requests: a directory of them)"},
-    {NULL, "comm", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH | COMMAND_MICROBENCH, false, AT(comm), "NAME",
-     "auto|push|nccl|mpi", 0, 0, "what carries sums between ranks (auto)"},
-    {NULL, "dense", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH | COMMAND_MICROBENCH, false, AT(dense), "FORMAT",
-     "auto|fp16|q8|qpn8", 0, 0,
-     "form of the projections of GR, GDN and QSA on GPUs, made while loading; auto is q8 in bench and fp16 elsewhere "
-     "(auto)"},
-    {NULL, "route", OPTION_ROUTE, COMMAND_RUN | COMMAND_BENCH | COMMAND_MICROBENCH, false, AT(routes), "NAME=on|off",
-     NULL, 0, 0, "switch a fast path (docs/cuda.md lists them); may be repeated"},
-    {NULL, "prefill-chunk", OPTION_INT, COMMAND_RUN | COMMAND_BENCH, false, AT(prefill_chunk), "N", NULL, 1, 1 << 20,
-     "prompt tokens computed at once (on a GPU 8192, or fewer where memory is short; else 256)"},
-    {NULL, "trace", OPTION_CHOICE, COMMAND_RUN | COMMAND_BENCH, true, AT(trace), "LEVEL", "off|steps|ops", 0, 0,
-     "what the run file records of time (steps)"},
-    {"Memory plan", "plan", OPTION_FLAG, COMMAND_RUN | COMMAND_BENCH, false, AT(plan), NULL, NULL, 0, 0,
-     "print what each rank will take and which contexts fit, and stop; needs neither weights nor a GPU"},
-    {NULL, "tp", OPTION_INT, COMMAND_RUN | COMMAND_BENCH, false, AT(tp), "T", NULL, 1, 1024,
-     "plan for T ranks (those that mpirun started)"},
-    {NULL, "max-context", OPTION_INT, COMMAND_RUN | COMMAND_BENCH, false, AT(max_context), "N", NULL, 1, 1 << 30,
-     "make room for N tokens (what the prompts need; a plan without a prompt: 8704)"},
-    {NULL, "device-memory", OPTION_BYTES, COMMAND_RUN | COMMAND_BENCH, false, AT(device_memory), "SIZE", NULL, 1,
-     LARGEST_INT, "plan for GPUs of that size, such as 32GiB (the GPU that is here)"},
-    {"Conversion", "checkpoint", OPTION_TEXT, COMMAND_SHARD, false, AT(checkpoint), "DIR", NULL, 0, 0,
-     "Hugging Face checkpoint: config.json and safetensors"},
-    {NULL, "out", OPTION_TEXT, COMMAND_SHARD, false, AT(out), "DIR", NULL, 0, 0, "directory for model.rank<r>of<T>.h5"},
-    {NULL, "tp", OPTION_INT, COMMAND_SHARD, false, AT(tp), "T", NULL, 1, 1024, "number of tensor-parallel ranks"},
-    {NULL, "quantize-experts", OPTION_CHOICE, COMMAND_SHARD, false, AT(quantize_experts), "FORMAT", "nvfp4", 0, 0,
-     "quantise unquantised experts; without it they are kept as FP16"},
-    {"Common", "config", OPTION_TEXT, COMMAND_ALL, false, AT(config), "FILE", NULL, 0, 0,
-     "JSON object of these options; the command line wins"},
-    {NULL, "quiet", OPTION_FLAG, COMMAND_ALL, false, AT(quiet), NULL, NULL, 0, 0, "no progress and no summary"},
-    {NULL, "log-level", OPTION_CHOICE, COMMAND_ALL, false, AT(log_level), "LEVEL", "error|warning|info|debug", 0, 0,
-     "what to say on stderr (info)"},
-    {NULL, "stall-limit", OPTION_INT, COMMAND_ALL, false, AT(stall_limit), "SECONDS", NULL, 0, 86400,
-     "end the job when a rank stands still for that long; 0: never (30)"},
-    {NULL, "help", OPTION_FLAG, COMMAND_ALL, false, AT(help), NULL, NULL, 0, 0, "print this and stop"},
-};
-enum { N_SPECS = sizeof specs / sizeof specs[0] };
-
-static const options_t defaults = {
-    .think = true,
-    .preserve_thinking = true,
-    .reasoning_effort = "xhigh",
-    .max_new = 128,
-    .prompt_len = 8192,
-    .repeats = 3,
-    .warmup = 32,
-    .n_tokens = 1,
-    .passes = 9,
-    .top_p = 1,
-    .backend = "auto",
-    .comm = "auto",
-    .dense = "auto",
-    .trace = "steps",
-    .log_level = "info",
-    .stall_limit = WATCHDOG_DEFAULT_LIMIT_S,
-};
 
 /* Texts taken from files, kept in a list. */
 typedef struct kept_text {
@@ -317,8 +163,8 @@ static status_t set_option(option_store_t *store, const option_spec_t *spec, con
 }
 
 static const option_spec_t *find_spec(const char *name, unsigned commands) {
-    for (int i = 0; i < N_SPECS; i++)
-        if (strcmp(specs[i].name, name) == 0 && (specs[i].commands & commands)) return &specs[i];
+    for (int i = 0; i < n_option_table; i++)
+        if (strcmp(option_table[i].name, name) == 0 && (option_table[i].commands & commands)) return &option_table[i];
     return NULL;
 }
 
@@ -345,7 +191,7 @@ static status_t set_from_json(option_store_t *store, const option_spec_t *spec, 
         snprintf(text, sizeof text, "%.17g", json_real_value(value));
         return set_option(store, spec, text, where, fault, options);
     }
-    return status_fail(fault, "%s has a value of the wrong type; see galvani run --help", where);
+    return status_fail(fault, "%s has a value of the wrong type", where);
 }
 
 /* Applies every member of a JSON object. `given` marks options that stand on the command line and win; it may be NULL.
@@ -367,7 +213,7 @@ static status_t apply_object(option_store_t *store, unsigned commands, bool requ
         const option_spec_t *spec = find_spec(name, commands);
         if (!spec || (requests_only && !spec->per_request) || strcmp(name, "config") == 0 || strcmp(name, "help") == 0)
             return status_fail(fault, "%s: \"%s\" is not an option that may stand here", where, key);
-        if (given && given[spec - specs]) continue;
+        if (given && given[spec - option_table]) continue;
         char place[512];
         snprintf(place, sizeof place, "%s: \"%s\"", where, key);
         TRY(set_from_json(store, spec, value, place, fault, options));
@@ -392,21 +238,20 @@ static status_t apply_config_file(option_store_t *store, unsigned commands, cons
 }
 
 status_t options_parse(option_store_t *store, command_bit_t command, int argc, char **argv, options_t *options) {
-    /* getopt_long does the reading; `val` is the place in specs, above the range of characters. */
+    /* getopt_long does the reading; `val` is the place in option_table, above the range of characters. */
     enum { FIRST_VALUE = 1000 };
-    struct option table[N_SPECS + 1];
+    struct option table[OPTION_TABLE_MAX + 1];
     memset(table, 0, sizeof table);
     int n = 0;
-    for (int i = 0; i < N_SPECS; i++)
-        if (specs[i].commands & command)
-            table[n++] = (struct option){.name = specs[i].name,
-                                         .has_arg = specs[i].type == OPTION_FLAG ? no_argument : required_argument,
-                                         .val = FIRST_VALUE + i};
+    for (int i = 0; i < n_option_table; i++)
+        if (option_table[i].commands & command)
+            table[n++] =
+                (struct option){.name = option_table[i].name,
+                                .has_arg = option_table[i].type == OPTION_FLAG ? no_argument : required_argument,
+                                .val = FIRST_VALUE + i};
 
-    options_t parsed = defaults;
-    parsed.command = command;
-    if (command == COMMAND_BENCH) parsed.max_new = 512;
-    bool given[N_SPECS] = {false};
+    options_t parsed = option_defaults(command);
+    bool given[OPTION_TABLE_MAX] = {false};
     opterr = 0;
     optind = 1;
     int value;
@@ -415,17 +260,17 @@ status_t options_parse(option_store_t *store, command_bit_t command, int argc, c
         if (value == '?')
             return status_fail(STATUS_USAGE, "%s is not an option of galvani %s; see galvani %s --help",
                                argv[optind - 1], argv[0], argv[0]);
-        const option_spec_t *spec = &specs[value - FIRST_VALUE];
+        const option_spec_t *spec = &option_table[value - FIRST_VALUE];
         char where[80];
         snprintf(where, sizeof where, "--%s", spec->name);
-        if (given[spec - specs] && spec->type != OPTION_ROUTE)
+        if (given[spec - option_table] && spec->type != OPTION_ROUTE)
             return status_fail(STATUS_USAGE, "%s is given twice", where);
-        given[spec - specs] = true;
+        given[spec - option_table] = true;
         TRY(set_option(store, spec, spec->type == OPTION_FLAG ? "on" : optarg, where, STATUS_USAGE, &parsed));
     }
-    if (command == COMMAND_MICROBENCH) {
-        parsed.ops = (const char *const *)argv + optind;
-        parsed.n_ops = argc - optind;
+    if (command & (COMMAND_MICROBENCH | COMMAND_INSPECT | COMMAND_TRACE)) {
+        parsed.words = (const char *const *)argv + optind;
+        parsed.n_words = argc - optind;
     } else if (optind < argc)
         return status_fail(STATUS_USAGE, "\"%s\" is not expected here: options are written --name value", argv[optind]);
     if (parsed.config && !parsed.help) TRY(apply_config_file(store, command, parsed.config, given, &parsed));
@@ -433,10 +278,17 @@ status_t options_parse(option_store_t *store, command_bit_t command, int argc, c
     return STATUS_OK;
 }
 
+void options_apply(const options_t *options) {
+    log_level_t level = LOG_INFO;
+    log_level_from_name(options->log_level, &level);
+    log_set_level(options->quiet && level > LOG_WARNING ? LOG_WARNING : level);
+    watchdog_set_limit((int)options->stall_limit);
+}
+
 json_t *options_to_json(command_bit_t command, const options_t *options) {
     json_t *object = json_object();
-    for (int i = 0; i < N_SPECS; i++) {
-        const option_spec_t *spec = &specs[i];
+    for (int i = 0; i < n_option_table; i++) {
+        const option_spec_t *spec = &option_table[i];
         const char *field = (const char *)options + spec->offset;
         if (!(spec->commands & command) || strcmp(spec->name, "help") == 0) continue;
         json_t *value = NULL;
@@ -486,8 +338,8 @@ status_t options_join(int argc, char **argv, char **line) {
 
 void options_help(FILE *stream, command_bit_t command, const char *usage) {
     fprintf(stream, "usage: %s\n", usage);
-    for (int i = 0; i < N_SPECS; i++) {
-        const option_spec_t *spec = &specs[i];
+    for (int i = 0; i < n_option_table; i++) {
+        const option_spec_t *spec = &option_table[i];
         if (!(spec->commands & command)) continue;
         if (spec->section) fprintf(stream, "\n%s\n", spec->section);
         char left[64];

@@ -1,7 +1,7 @@
 #ifndef GALVANI_CLI_OPTIONS_H
 #define GALVANI_CLI_OPTIONS_H
 
-/* The one table of options: the command line, --config files, request lines and --help are all read from it. */
+/* The options in force, from the command line, --config files and request lines; cli/option_table.h lists them. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,12 +14,15 @@
 extern "C" {
 #endif
 
-/* Subcommands that share the table; a bit each. */
+/* The subcommands; a bit each. */
 typedef enum command_bit {
     COMMAND_RUN = 1,
     COMMAND_SHARD = 2,
     COMMAND_BENCH = 4,
-    COMMAND_MICROBENCH = 8
+    COMMAND_MICROBENCH = 8,
+    COMMAND_MODEL = 16,
+    COMMAND_INSPECT = 32,
+    COMMAND_TRACE = 64
 } command_bit_t;
 
 enum { OPTIONS_MAX_ROUTES = 32 };
@@ -53,10 +56,21 @@ typedef struct options {
     route_choice_t control_routes[OPTIONS_MAX_ROUTES]; /* those of `control` */
     int n_control_routes;
     /* microbench */
-    const char *const *ops; /* [n_ops], of argv: names behind the options */
-    int n_ops;
-    int64_t n_tokens, context, passes;
-    double bandwidth; /* GB/s; 0: measured */
+    int64_t n_tokens, passes;
+    double bandwidth; /* GB/s; 0: measured, or the run file's (trace) */
+    /* microbench and model */
+    int64_t context;
+    /* model */
+    const char *device, *measured;
+    /* inspect */
+    bool verify, mend;
+    /* trace */
+    int64_t skip, step; /* negative: the default */
+    int64_t interval_ms;
+    const char *format, *kind;
+    /* microbench's operators, inspect's file, trace's command and files: [n_words], of argv, behind the options */
+    const char *const *words;
+    int n_words;
     /* plan */
     bool plan;
     int64_t device_memory; /* bytes */
@@ -69,7 +83,7 @@ typedef struct options {
     int n_routes;
     /* shard */
     const char *checkpoint, *quantize_experts;
-    /* plan and shard */
+    /* plan, shard, microbench and model */
     int64_t tp;
     /* what was asked for instead of work */
     bool help;
@@ -83,6 +97,9 @@ void option_store_destroy(option_store_t *store); /* NULL is allowed */
 /* Reads the command line of one subcommand (argv[0] is its name, and is permuted as getopt does), and the --config file
  * that it may name; what stands on the command line wins. STATUS_USAGE names the option that is wrong. */
 status_t options_parse(option_store_t *store, command_bit_t command, int argc, char **argv, options_t *options);
+
+/* Puts those in force that the whole process goes by: --log-level, --quiet and --stall-limit. */
+void options_apply(const options_t *options);
 
 /* Sets the options that a request line gives (any that may differ from request to request, with _ for -); keys named in
  * `known`, a NULL-terminated list, are the caller's. STATUS_INPUT otherwise. */

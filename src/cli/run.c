@@ -13,7 +13,6 @@
 #include "cli/options.h"
 #include "cli/plan.h"
 #include "cli/requests.h"
-#include "comm/watchdog.h"
 #include "trace/run_reader.h"
 
 enum { PATH_BYTES = 4096 };
@@ -107,8 +106,7 @@ static status_t run_requests(const run_t *run) {
         TRY(comm_agree(run->comm, status));
         comm_broadcast(run->comm, &is_done, sizeof is_done);
         const request_t *request = is_rank0 ? &run->requests.requests[i] : NULL;
-        if (is_rank0 && request->id[0] && !run->options.quiet)
-            log_info("request  %s%s", request->id, is_done ? ": already done" : "");
+        if (is_rank0 && request->id[0]) log_info("request  %s%s", request->id, is_done ? ": already done" : "");
         if (!is_done) TRY(generate(&context, request, path[0] ? path : NULL, NULL));
     }
     return STATUS_OK;
@@ -122,10 +120,7 @@ static status_t run_stages(run_t *run, int argc, char **argv) {
         if (is_rank0) options_help(stdout, COMMAND_RUN, "mpirun -np T galvani run --model DIR --prompt TEXT [options]");
         return STATUS_OK;
     }
-    log_level_t level = LOG_INFO;
-    log_level_from_name(run->options.log_level, &level);
-    log_set_level(level);
-    watchdog_set_limit((int)run->options.stall_limit);
+    options_apply(&run->options);
     if (!run->options.model) return status_fail(STATUS_USAGE, "--model is missing; see galvani run --help");
 
     if (!run->options.plan && run->options.tp && run->options.tp != comm_tp_size(run->comm))

@@ -1,9 +1,7 @@
 #include <stdio.h>
 
-#include "base/log.h"
 #include "cli/commands.h"
 #include "cli/options.h"
-#include "comm/watchdog.h"
 #include "shard/convert.h"
 #include "trace/provenance.h"
 
@@ -53,10 +51,7 @@ status_t cli_shard(int argc, char **argv, comm_t *comm) {
         if (comm_tp_rank(comm) == 0)
             options_help(stdout, COMMAND_SHARD, "[mpirun -np T] galvani shard --checkpoint DIR --out DIR --tp T");
     } else if (status == STATUS_OK) {
-        log_level_t level = LOG_INFO;
-        log_level_from_name(options.log_level, &level);
-        log_set_level(options.quiet && level > LOG_WARNING ? LOG_WARNING : level);
-        watchdog_set_limit((int)options.stall_limit);
+        options_apply(&options);
         status = convert(&options, comm);
     }
     option_store_destroy(store);

@@ -1,11 +1,9 @@
-#include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/h5.h"
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "trace/export.h"
 #include "trace/plot.h"
 #include "trace/report.h"
@@ -13,46 +11,36 @@
 
 enum { PATH_BYTES = 4096 };
 
-static const char help[] =
-    "usage: galvani trace COMMAND FILE... [options]\n"
-    "\n"
-    "  report FILE...   time per token, its parts by rank, waiting, skew, the slowest steps\n"
-    "  diff A B         two runs side by side\n"
-    "  export FILE      --format perfetto (JSON for ui.perfetto.dev), csv (steps) or ops-csv (operators)\n"
-    "  plot FILE        --kind tpot, decomposition or timeline (the operators of one step)\n"
-    "  watch FILE       the progress of a run, until it ends\n"
-    "\n"
-    "  --skip N          leave out the first N steps (32 if as many remain, else the prefill alone)\n"
-    "  --format NAME     of export (perfetto)\n"
-    "  --kind NAME       of plot (tpot)\n"
-    "  --step N          of plot --kind timeline (the step of median duration)\n"
-    "  --out PATH        of export (standard output), of plot (FILE's name with .KIND.svg; or .png)\n"
-    "  --bandwidth GB/S  of report: that of the device's memory, for the share of the byte floor (what the run file "
-    "says)\n"
-    "  --interval MS     of watch (500)\n"
-    "  --help            print this and stop\n";
+static const char usage[] = "galvani trace COMMAND FILE... [options]\n"
+                            "\n"
+                            "Commands\n"
+                            "  report FILE...   time per token, its parts by rank, waiting, skew, the slowest steps\n"
+                            "  diff A B         two runs side by side\n"
+                            "  export FILE      steps or operators for other programs\n"
+                            "  plot FILE        a picture\n"
+                            "  watch FILE       the progress of a run, until it ends";
 
-typedef struct trace_options {
-    int64_t skip, step;             /* negative: the default */
-    int64_t interval_ms, bandwidth; /* GB/s; 0: the run file's */
-    int format;                     /* export_format_t */
-    int kind;                       /* plot_kind_t */
-    const char *kind_name, *out;
-} trace_options_t;
+/* Place of the word that an option of these choices holds. */
+static int place_of(const char *const *choices, const char *word) {
+    int place = 0;
+    while (strcmp(choices[place], word) != 0)
+        place++;
+    return place;
+}
 
-static status_t trace_report(const trace_options_t *options, int n_files, char **files) {
+static status_t trace_report(const options_t *options, int n_files, const char *const *files) {
     for (int i = 0; i < n_files; i++) {
         run_record_t *record;
         TRY(run_record_load(files[i], true, &record));
         if (i) putchar('\n');
-        status_t status = report_print(stdout, files[i], record, options->skip, 1e9 * (double)options->bandwidth);
+        status_t status = report_print(stdout, files[i], record, options->skip, 1e9 * options->bandwidth);
         run_record_free(record);
         TRY(status);
     }
     return STATUS_OK;
 }
 
-static status_t trace_diff(const trace_options_t *options, int n_files, char **files) {
+static status_t trace_diff(const options_t *options, int n_files, const char *const *files) {
     (void)n_files;
     run_record_t *a, *b;
     TRY(run_record_load(files[0], false, &a));
@@ -66,27 +54,32 @@ static status_t trace_diff(const trace_options_t *options, int n_files, char **f
     return status;
 }
 
-static status_t trace_export(const trace_options_t *options, int n_files, char **files) {
+static status_t trace_export(const options_t *options, int n_files, const char *const *files) {
+    static const char *const formats[] = {
+        [EXPORT_PERFETTO] = "perfetto", [EXPORT_CSV] = "csv", [EXPORT_OPS_CSV] = "ops-csv"};
     (void)n_files;
     run_record_t *record;
     TRY(run_record_load(files[0], true, &record));
-    status_t status = export_write(record, (export_format_t)options->format, options->out ? options->out : "-");
+    export_format_t format = (export_format_t)place_of(formats, options->format);
+    status_t status = export_write(record, format, options->out ? options->out : "-");
     run_record_free(record);
     return status;
 }
 
-static status_t trace_plot(const trace_options_t *options, int n_files, char **files) {
+static status_t trace_plot(const options_t *options, int n_files, const char *const *files) {
+    static const char *const kinds[] = {
+        [PLOT_TPOT] = "tpot", [PLOT_DECOMPOSITION] = "decomposition", [PLOT_TIMELINE] = "timeline"};
     (void)n_files;
     char path[PATH_BYTES];
     /* run.h5 becomes run.tpot.svg. */
     size_t stem = strlen(files[0]);
     if (stem > 3 && strcmp(files[0] + stem - 3, ".h5") == 0) stem -= 3;
-    int n = snprintf(path, sizeof path, "%.*s.%s.svg", (int)stem, files[0], options->kind_name);
+    int n = snprintf(path, sizeof path, "%.*s.%s.svg", (int)stem, files[0], options->kind);
     if (n < 0 || n >= PATH_BYTES) return status_fail(STATUS_USAGE, "the path %s is too long", files[0]);
     run_record_t *record;
     TRY(run_record_load(files[0], true, &record));
     const plot_args_t args = {.record = record,
-                              .kind = (plot_kind_t)options->kind,
+                              .kind = (plot_kind_t)place_of(kinds, options->kind),
                               .skip = options->skip,
                               .step = options->step,
                               .name = files[0],
@@ -97,14 +90,14 @@ static status_t trace_plot(const trace_options_t *options, int n_files, char **f
     return status;
 }
 
-static status_t trace_watch(const trace_options_t *options, int n_files, char **files) {
+static status_t trace_watch(const options_t *options, int n_files, const char *const *files) {
     (void)n_files;
     return watch_run(stdout, files[0], options->interval_ms);
 }
 
 typedef struct trace_command {
     const char *name;
-    status_t (*run)(const trace_options_t *options, int n_files, char **files);
+    status_t (*run)(const options_t *options, int n_files, const char *const *files);
     int min_files, max_files; /* max 0: any number */
 } trace_command_t;
 
@@ -114,98 +107,11 @@ static const trace_command_t commands[] = {
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
-static status_t parse_count(const char *name, const char *text, int64_t *value) {
-    char *end;
-    errno = 0;
-    long long number = strtoll(text, &end, 10);
-    if (end == text || *end || errno || number < 0)
-        return status_fail(STATUS_USAGE, "--%s is \"%s\", but must be a whole number from 0", name, text);
-    *value = number;
-    return STATUS_OK;
-}
-
-/* Place of `text` in a list of words. */
-static status_t parse_word(const char *name, const char *text, const char *const *words, int *place) {
-    char list[128] = "";
-    for (int i = 0; words[i]; i++) {
-        if (strcmp(words[i], text) == 0) {
-            *place = i;
-            return STATUS_OK;
-        }
-        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? ", " : "", words[i]);
-    }
-    return status_fail(STATUS_USAGE, "--%s is \"%s\", but must be one of %s", name, text, list);
-}
-
-static status_t parse_options(int argc, char **argv, trace_options_t *options, bool *is_help) {
-    static const struct option table[] = {
-        {"skip", required_argument, NULL, 's'},
-        {"step", required_argument, NULL, 'n'},
-        {"format", required_argument, NULL, 'f'},
-        {"kind", required_argument, NULL, 'k'},
-        {"out", required_argument, NULL, 'o'},
-        {"interval", required_argument, NULL, 'i'},
-        {"bandwidth", required_argument, NULL, 'b'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
-    };
-    static const char *const formats[] = {
-        [EXPORT_PERFETTO] = "perfetto", [EXPORT_CSV] = "csv", [EXPORT_OPS_CSV] = "ops-csv", NULL};
-    static const char *const kinds[] = {
-        [PLOT_TPOT] = "tpot", [PLOT_DECOMPOSITION] = "decomposition", [PLOT_TIMELINE] = "timeline", NULL};
-    opterr = 0;
-    optind = 1;
-    int option;
-    while ((option = getopt_long(argc, argv, ":", table, NULL)) != -1) {
-        switch (option) {
-        case 's':
-            TRY(parse_count("skip", optarg, &options->skip));
-            break;
-        case 'n':
-            TRY(parse_count("step", optarg, &options->step));
-            break;
-        case 'f':
-            TRY(parse_word("format", optarg, formats, &options->format));
-            break;
-        case 'k':
-            TRY(parse_word("kind", optarg, kinds, &options->kind));
-            options->kind_name = optarg;
-            break;
-        case 'o':
-            options->out = optarg;
-            break;
-        case 'i':
-            TRY(parse_count("interval", optarg, &options->interval_ms));
-            break;
-        case 'b':
-            TRY(parse_count("bandwidth", optarg, &options->bandwidth));
-            break;
-        case 'h':
-            *is_help = true;
-            break;
-        case ':':
-            return status_fail(STATUS_USAGE, "%s needs a value", argv[optind - 1]);
-        default:
-            return status_fail(STATUS_USAGE, "%s is not an option of galvani trace; see galvani trace --help",
-                               argv[optind - 1]);
-        }
-    }
-    return STATUS_OK;
-}
-
-status_t cli_trace(int argc, char **argv, comm_t *comm) {
-    (void)comm;
-    h5_survive_damage();
-    trace_options_t options = {.skip = -1, .step = -1, .interval_ms = 500, .kind_name = "tpot"};
-    bool is_help = false;
-    TRY(parse_options(argc, argv, &options, &is_help));
-    if (is_help) {
-        fputs(help, stdout);
-        return STATUS_OK;
-    }
-    if (optind == argc) return status_fail(STATUS_USAGE, "galvani trace needs a command; see galvani trace --help");
-    const char *name = argv[optind];
-    int n_files = argc - optind - 1;
+static status_t trace(const options_t *options) {
+    if (options->n_words == 0)
+        return status_fail(STATUS_USAGE, "galvani trace needs a command; see galvani trace --help");
+    const char *name = options->words[0];
+    int n_files = options->n_words - 1;
     for (int i = 0; i < N_COMMANDS; i++) {
         const trace_command_t *command = &commands[i];
         if (strcmp(command->name, name) != 0) continue;
@@ -214,7 +120,24 @@ status_t cli_trace(int argc, char **argv, comm_t *comm) {
                                command->max_files == 2   ? "two run files"
                                : command->max_files == 1 ? "one run file"
                                                          : "one run file or more");
-        return command->run(&options, n_files, argv + optind + 1);
+        return command->run(options, n_files, options->words + 1);
     }
     return status_fail(STATUS_USAGE, "\"%s\" is not a command of galvani trace; see galvani trace --help", name);
+}
+
+status_t cli_trace(int argc, char **argv, comm_t *comm) {
+    (void)comm;
+    h5_survive_damage();
+    option_store_t *store;
+    TRY(option_store_create(&store));
+    options_t options;
+    status_t status = options_parse(store, COMMAND_TRACE, argc, argv, &options);
+    if (status == STATUS_OK && options.help) {
+        options_help(stdout, COMMAND_TRACE, usage);
+    } else if (status == STATUS_OK) {
+        options_apply(&options);
+        status = trace(&options);
+    }
+    option_store_destroy(store);
+    return status;
 }

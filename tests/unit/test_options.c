@@ -135,6 +135,33 @@ static void the_lane_has_its_own_defaults(void **state) {
     assert_int_equal(PARSE_BENCH("--prompt", "x"), STATUS_USAGE);
 }
 
+static void every_subcommand_has_its_own(void **state) {
+    (void)state;
+    assert_int_equal(parse_as(COMMAND_MODEL, (const char *const[]){"model", NULL}), STATUS_OK);
+    assert_string_equal(options.model, "synthetic:full");
+    assert_string_equal(options.dense, "fp16");
+    assert_int_equal(options.tp, 1);
+    assert_int_equal(options.context, 8464);
+    assert_int_equal(parse_as(COMMAND_MODEL, (const char *const[]){"model", "--dense", "auto", NULL}), STATUS_USAGE);
+    status_clear();
+    assert_int_equal(parse_as(COMMAND_MODEL, (const char *const[]){"model", "file", NULL}), STATUS_USAGE);
+
+    assert_int_equal(
+        parse_as(COMMAND_TRACE, (const char *const[]){"trace", "plot", "--kind", "timeline", "run.h5", NULL}),
+        STATUS_OK);
+    assert_int_equal(options.n_words, 2);
+    assert_string_equal(options.words[0], "plot");
+    assert_string_equal(options.words[1], "run.h5");
+    assert_string_equal(options.kind, "timeline");
+    assert_true(options.skip < 0 && options.step < 0);
+    status_clear();
+    assert_int_equal(parse_as(COMMAND_TRACE, (const char *const[]){"trace", "--skip", "-1", NULL}), STATUS_USAGE);
+    status_clear();
+    assert_int_equal(parse_as(COMMAND_INSPECT, (const char *const[]){"inspect", "x", "--verify", NULL}), STATUS_OK);
+    assert_true(options.verify && !options.mend && options.n_words == 1);
+    assert_int_equal(parse_as(COMMAND_INSPECT, (const char *const[]){"inspect", "--model", "x", NULL}), STATUS_USAGE);
+}
+
 static void the_command_line_wins_over_the_config(void **state) {
     (void)state;
     char path[] = "/tmp/galvani-test-XXXXXX";
@@ -188,6 +215,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(values_are_read_and_checked, set_up, tear_down),
         cmocka_unit_test_setup_teardown(sizes_have_units, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_lane_has_its_own_defaults, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(every_subcommand_has_its_own, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_command_line_wins_over_the_config, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_request_sets_generation_options_only, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_effective_config_is_complete, set_up, tear_down),
