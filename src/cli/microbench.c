@@ -59,18 +59,23 @@ static status_t check_options(run_t *run) {
     return STATUS_OK;
 }
 
-/* Those of kernels, and whether calls are recorded; the engine's others mean nothing to a single operator. */
+/* Those of kernels, and whether calls are recorded: the engine's others mean nothing to a single operator. */
 static status_t set_routes(const run_t *run) {
     const options_t *options = &run->options;
     backend_t *backend = run->backend;
     for (int i = 0; i < options->n_routes; i++) {
         const route_choice_t *choice = &options->routes[i];
         TRY(engine_check_route(choice->name));
-        if (strcmp(choice->name, "cuda_graph") == 0) backend->can_record = backend->can_record && choice->on;
-        for (int route = 0; backend->ops->routes && route < N_KERNEL_ROUTES; route++) {
-            if (strcmp(choice->name, kernel_route_name((kernel_route_t)route)) == 0)
-                backend->ops->routes(backend)[route].wanted = choice->on;
+        bool is_known = strcmp(choice->name, "cuda_graph") == 0;
+        if (is_known) backend->can_record = backend->can_record && choice->on;
+        for (int route = 0; route < N_KERNEL_ROUTES && !is_known; route++) {
+            is_known = strcmp(choice->name, kernel_route_name((kernel_route_t)route)) == 0;
+            if (is_known && backend->ops->routes) backend->ops->routes(backend)[route].wanted = choice->on;
         }
+        if (!is_known)
+            return status_fail(STATUS_USAGE,
+                               "route %s belongs to whole steps: an operator has the routes of kernels and cuda_graph%s",
+                               choice->name, strcmp(choice->name, "dense8") == 0 ? "; see --dense" : "");
     }
     return STATUS_OK;
 }

@@ -45,6 +45,7 @@ def test_shapes_of_several_ranks(tmp_path):
 
 
 def test_refusals():
-    for words in (("frobnicate",), ("--tokens", 8193), ("--tp", 3), ("--route", "none=off"), ("--context", 1 << 20), ("--dense", "q8")):
+    for words in (("frobnicate",), ("--tokens", 8193), ("--tp", 3), ("--route", "none=off"), ("--route", "run_ahead=off"), ("--route", "dense8=off"),
+                  ("--context", 1 << 20), ("--dense", "q8")):
         done = galvani(0, "microbench", "--model", "synthetic:nano", "--backend", "cpu", *words)
         assert done.status == USAGE and len(done.messages()) == 1, (words, done.stderr)
