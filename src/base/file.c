@@ -1,6 +1,7 @@
 #include "base/file.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -74,6 +75,19 @@ status_t file_write_at(int fd, const char *path, const void *data, size_t bytes,
         offset += (uint64_t)n;
     }
     return STATUS_OK;
+}
+
+status_t file_check_writable(const char *path) {
+    if (file_is_directory(path)) return status_fail(STATUS_DEVICE, "cannot write %s: it is a directory", path);
+    if (file_exists(path)) {
+        if (access(path, W_OK) == 0) return STATUS_OK;
+        return status_fail(STATUS_DEVICE, "cannot write %s: %s", path, strerror(errno));
+    }
+    const char *slash = strrchr(path, '/');
+    char directory[PATH_MAX] = ".";
+    if (slash) snprintf(directory, sizeof directory, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+    if (access(directory, W_OK | X_OK) == 0) return STATUS_OK;
+    return status_fail(STATUS_DEVICE, "cannot create %s: %s", path, strerror(errno));
 }
 
 bool file_exists(const char *path) { return access(path, F_OK) == 0; }

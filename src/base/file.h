@@ -22,6 +22,10 @@ status_t file_read_at(int fd, const char *path, void *data, size_t bytes, uint64
 /* Writes exactly `bytes`. STATUS_DEVICE (disk full, say) names the path. */
 status_t file_write_at(int fd, const char *path, const void *data, size_t bytes, uint64_t offset);
 
+/* STATUS_DEVICE if no file can be made or written at `path`, as far as that can be known without doing so: what is
+ * worth keeping takes time to make. */
+status_t file_check_writable(const char *path);
+
 bool file_exists(const char *path);
 bool file_is_directory(const char *path);
 

@@ -1,5 +1,6 @@
 #include "base/json.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -23,6 +24,14 @@ status_t json_read_text(const char *text, size_t text_bytes, const char *where, 
         return status_fail(STATUS_INPUT, "%s is not valid JSON: line %d, column %d: %s", where, error.line,
                            error.column, error.text);
     *value = parsed;
+    return STATUS_OK;
+}
+
+status_t json_write_file(json_t *value, const char *path) {
+    errno = 0;
+    bool failed = !value || json_dump_file(value, path, JSON_INDENT(1)) != 0;
+    json_decref(value);
+    if (failed) return status_fail(STATUS_DEVICE, "cannot write %s: %s", path, strerror(errno ? errno : ENOMEM));
     return STATUS_OK;
 }
 

@@ -22,6 +22,9 @@ status_t json_read_file(const char *path, json_t **value);
 /* Parses `text_bytes` of text; `where` names it in messages. */
 status_t json_read_text(const char *text, size_t text_bytes, const char *where, json_t **value);
 
+/* Writes `value` (NULL: there was no memory to make it) to a file and releases it. STATUS_DEVICE if that fails. */
+status_t json_write_file(json_t *value, const char *path);
+
 /* Typed members of `object`. `where` names the object in messages ("config.json: text_config"). A missing or
  * wrongly typed member, or a number outside [minimum, maximum], is a failure with `fault` as its status. */
 typedef struct json_reader {

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "cli/bench_report.h"
@@ -12,6 +13,7 @@
 #include "cli/plan.h"
 #include "cli/recorder.h"
 #include "fill/fill_value.h"
+#include "trace/run_tables.h"
 
 /* What rank 0 knows before loading and the others need. */
 typedef struct facts {
@@ -51,6 +53,12 @@ static status_t check_options(const options_t *options, int n_ranks) {
         return status_fail(STATUS_USAGE, "--tp %d needs as many ranks: start it with mpirun -np %d, or add --plan",
                            (int)options->tp, (int)options->tp);
     return STATUS_OK;
+}
+
+/* What has been measured shall not be lost for want of a place: rank 0 looks before. */
+static status_t check_outputs(const options_t *options) {
+    if (options->json) TRY(file_check_writable(options->json));
+    return options->out ? run_tables_check_path(options->out) : STATUS_OK;
 }
 
 /* Rank 0: ids that only the seed decides. */
@@ -175,14 +183,10 @@ static status_t report(const bench_t *bench) {
                                     .n_routes = recorder_routes(bench->engine, routes)};
     bench_report_print(&figures, stdout);
     fflush(stdout);
-    bool failed = false;
-    if (options->json) {
-        json_t *root = bench_report_json(&figures);
-        failed = !root || json_dump_file(root, options->json, JSON_INDENT(1)) != 0;
-        json_decref(root);
-    }
+    status_t status = STATUS_OK;
+    if (options->json) status = json_write_file(bench_report_json(&figures), options->json);
     json_decref(options_json);
-    return failed ? status_fail(STATUS_DEVICE, "cannot write %s", options->json) : STATUS_OK;
+    return status;
 }
 
 /* The stages in order. What rank 0 alone finds wrong is agreed on before the others go on. */
@@ -201,6 +205,7 @@ static status_t run_stages(bench_t *bench, int argc, char **argv) {
     if (options->max_context > max_context) max_context = options->max_context;
     if (options->plan) return plan_print(options, comm, max_context);
 
+    TRY(comm_agree(comm, is_rank0(bench) ? check_outputs(options) : STATUS_OK));
     TRY(comm_agree(comm, is_rank0(bench) ? make_prompt(bench) : STATUS_OK));
     comm_broadcast(comm, &bench->facts, sizeof bench->facts);
     TRY(comm_agree(comm, allocate_results(bench)));

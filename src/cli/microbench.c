@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/memory.h"
 #include "cli/commands.h"
@@ -132,9 +133,7 @@ static status_t write_json(const run_t *run, int tp_size) {
                   now, "n_ranks", comm_tp_size(run->comm), "tp_size", tp_size, "tokens", (json_int_t)options->n_tokens,
                   "context", (json_int_t)options->context, "bytes_per_s", run->bandwidth, "bandwidth_measured",
                   options->bandwidth == 0, "rows", rows);
-    bool failed = !root || json_dump_file(root, options->json, JSON_INDENT(1)) != 0;
-    json_decref(root);
-    return failed ? status_fail(STATUS_DEVICE, "cannot write %s", options->json) : STATUS_OK;
+    return json_write_file(root, options->json);
 }
 
 static status_t measure(run_t *run, int tp_size) {
@@ -185,6 +184,7 @@ static status_t run_stages(run_t *run, int argc, char **argv) {
     options_apply(options);
     TRY(comm_agree(run->comm, load_config(options->model, &run->config)));
     TRY(check_options(run));
+    TRY(comm_agree(run->comm, is_rank0(run) && options->json ? file_check_writable(options->json) : STATUS_OK));
     const backend_args_t backend_args = {
         .kind = plan_backend_kind(options->backend), .comm = run->comm, .all_reduce = options->comm};
     TRY(comm_agree(run->comm, backend_open(&backend_args, &run->backend)));

@@ -42,7 +42,7 @@ const option_spec_t option_table[] = {
     {NULL, "ignore-eos", OPTION_FLAG, COMMAND_RUN, true, AT(ignore_eos), NULL, NULL, 0, 0, "go on past end tokens"},
     {NULL, "temperature", OPTION_REAL, COMMAND_RUN, true, AT(temperature), "X", NULL, 0, 1e6,
      "0 takes the likeliest token (0)"},
-    {NULL, "top-p", OPTION_REAL, COMMAND_RUN, true, AT(top_p), "X", NULL, 0, 1,
+    {NULL, "top-p", OPTION_REAL, COMMAND_RUN, true, AT(top_p), "X", NULL, 1e-6, 1,
      "sample from the likeliest tokens that hold this probability (1)"},
     {NULL, "top-k", OPTION_INT, COMMAND_RUN, true, AT(top_k), "N", NULL, 0, 1 << 24,
      "sample from the N likeliest tokens; 0 is all (0)"},

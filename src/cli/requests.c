@@ -12,17 +12,24 @@
 
 enum { MAX_MESSAGES = 4096 };
 
-static status_t check_length(const requests_args_t *args, const request_t *request, const char *where) {
-    int64_t room = args->config->max_position_embeddings;
-    if (request->n_tokens == 0) return status_fail(STATUS_USAGE, "%s: the prompt is empty", where);
-    if ((int64_t)request->n_tokens >= room)
-        return status_fail(STATUS_USAGE, "%s: the prompt has %zu tokens, but the model's context holds %" PRId64, where,
-                           request->n_tokens, room);
-    if ((int64_t)request->n_tokens + request->options.max_new > room)
-        return status_fail(STATUS_USAGE,
-                           "%s: a prompt of %zu tokens and --max-new %" PRId64 " exceed the model's context of %" PRId64
-                           "; --max-new may be %" PRId64 " at most",
-                           where, request->n_tokens, request->options.max_new, room, room - (int64_t)request->n_tokens);
+/* Whether the model can do what the request asks for. */
+static status_t check_request(const requests_args_t *args, const request_t *request, const char *where,
+                              status_t fault) {
+    const options_t *options = &request->options;
+    int64_t room = args->config->max_position_embeddings, n_prompt = (int64_t)request->n_tokens;
+    int64_t n_valid = args->tokenizer ? tokenizer_n_tokens(args->tokenizer) : args->config->vocab_size;
+    if (n_prompt == 0) return status_fail(fault, "%s: the prompt is empty", where);
+    if (n_prompt >= room)
+        return status_fail(fault, "%s: the prompt has %" PRId64 " tokens, but the model's context holds %" PRId64,
+                           where, n_prompt, room);
+    if (n_prompt + options->max_new > room)
+        return status_fail(fault,
+                           "%s: a prompt of %" PRId64 " tokens and --max-new %" PRId64
+                           " exceed the model's context of %" PRId64 "; --max-new may be %" PRId64 " at most",
+                           where, n_prompt, options->max_new, room, room - n_prompt);
+    if (options->top_logprobs > n_valid)
+        return status_fail(fault, "%s: --top-logprobs %" PRId64 " is more than the %" PRId64 " tokens that there are",
+                           where, options->top_logprobs, n_valid);
     return STATUS_OK;
 }
 
@@ -164,7 +171,7 @@ static status_t build_single(const requests_args_t *args, request_t *request) {
         memory_free(text);
         TRY(status);
     }
-    return check_length(args, request, "galvani run");
+    return check_request(args, request, "galvani run", STATUS_USAGE);
 }
 
 static status_t read_messages(const requests_args_t *args, const json_t *list, const char *where, request_t *request) {
@@ -227,7 +234,7 @@ static status_t read_line(const requests_args_t *args, const json_t *line, const
     } else {
         TRY(read_token_list(args, json_object_get(line, "tokens"), where, request));
     }
-    return check_length(args, request, where);
+    return check_request(args, request, where, STATUS_INPUT);
 }
 
 /* Adds the request of one line. `ids` is the set of ids so far. */

@@ -14,6 +14,7 @@
 #include "cli/plan.h"
 #include "cli/requests.h"
 #include "trace/run_reader.h"
+#include "trace/run_tables.h"
 
 enum { PATH_BYTES = 4096 };
 
@@ -58,14 +59,18 @@ static status_t read_requests(run_t *run) {
     return generation_config_load(run->options.model, config.eos_token_id, (int32_t)config.vocab_size, &plan->stops);
 }
 
-/* With --requests, --out is a directory that is made here. */
+/* That the run files can be written is known before anything is loaded. With --requests, --out is a directory that is
+ * made here. */
 static status_t prepare_out(const run_t *run) {
-    if (!run->options.out || !run->options.requests) return STATUS_OK;
+    char path[PATH_BYTES];
+    if (!run->options.out) return STATUS_OK;
+    if (!run->options.requests) return run_tables_check_path(run->options.out);
     if (mkdir(run->options.out, 0777) != 0 && errno != EEXIST)
         return status_fail(STATUS_DEVICE, "cannot make the directory %s: %s", run->options.out, strerror(errno));
     if (!file_is_directory(run->options.out))
         return status_fail(STATUS_USAGE, "--out %s is not a directory, as --requests needs", run->options.out);
-    return STATUS_OK;
+    TRY(file_join(run->options.out, "request.h5", path, sizeof path));
+    return run_tables_check_path(path);
 }
 
 static bool has_prompt(const options_t *options) {

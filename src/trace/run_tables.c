@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/h5.h"
 #include "base/hash.h"
 #include "base/memory.h"
@@ -97,8 +98,8 @@ static status_t create_columns(run_tables_t *file, const run_file_args_t *args) 
     return STATUS_OK;
 }
 
-/* Whether the path may be taken: free, or a regular file that HDF5 wrote or that is empty. Symbolic links are followed
- * to `target`. */
+/* `target` is `path`, behind symbolic links. What stands there may be replaced if it is a regular file that HDF5 wrote
+ * or that is empty. */
 static status_t resolve_path(const char *path, char target[PATH_MAX]) {
     if (strlen(path) >= PATH_MAX - sizeof ".part") return status_fail(STATUS_USAGE, "the path %s is too long", path);
     struct stat info;
@@ -111,6 +112,19 @@ static status_t resolve_path(const char *path, char target[PATH_MAX]) {
     if (info.st_size > 0 && H5Fis_hdf5(path) <= 0)
         return status_fail(STATUS_USAGE, "%s is there and is not a run file: remove it or choose another name", path);
     return STATUS_OK;
+}
+
+enum { PART_PATH_BYTES = PATH_MAX + sizeof ".part" };
+
+static void part_of(const char *target, char part_path[PART_PATH_BYTES]) {
+    snprintf(part_path, PART_PATH_BYTES, "%s.part", target);
+}
+
+status_t run_tables_check_path(const char *path) {
+    char target[PATH_MAX], part_path[PART_PATH_BYTES];
+    TRY(resolve_path(path, target));
+    part_of(target, part_path);
+    return file_check_writable(part_path);
 }
 
 static hid_t access_list(bool lock) {
@@ -129,8 +143,8 @@ static status_t create_file(run_tables_t *file, const run_file_args_t *args) {
     TRY(memory_alloc(MEMORY_OTHER, (size_t)args->n_ranks, sizeof(float), &memory));
     file->part_ms = memory;
 
-    char part_path[PATH_MAX + sizeof ".part"];
-    snprintf(part_path, sizeof part_path, "%s.part", file->path);
+    char part_path[PART_PATH_BYTES];
+    part_of(file->path, part_path);
     hid_t list = access_list(true);
     file->file = H5Fcreate(part_path, H5F_ACC_TRUNC, H5P_DEFAULT, list);
     H5Pclose(list);

@@ -13,6 +13,10 @@ extern "C" {
 
 typedef struct run_tables run_tables_t;
 
+/* Whether a run file may be made at `path`: nothing is there, or a regular file that is empty or HDF5's, in a directory
+ * that can be written. STATUS_USAGE for another file, STATUS_DEVICE for the rest. Creates nothing. */
+status_t run_tables_check_path(const char *path);
+
 status_t run_tables_create(const run_file_args_t *args, run_tables_t **tables);
 
 /* Rows become visible to readers with the next flush. After a failure no more are taken. */

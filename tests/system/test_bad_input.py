@@ -170,6 +170,9 @@ class TestPrompts:
         ('{"id": "b", "tokens": [1, "2"]}', '"tokens"'),
         ('{"id": "b", "tokens": [12345678]}', "token id"),
         ('{"id": "b", "prompt": "x", "max_new": -1}', "max_new"),
+        ('{"id": "b", "prompt": "x", "max_new": 4096}', "context of 4096"),
+        ('{"id": "b", "prompt": ""}', "empty"),
+        ('{"id": "b", "prompt": "x", "top_p": 0}', "top_p"),
         ('{"id": "b", "prompt": "x", "model": "y"}', '"model"'),
         ('{"id": "b", "messages": []}', "messages"),
         ('{"id": "b", "messages": [{"role": "robot", "content": "x"}]}', "robot"),
@@ -253,8 +256,20 @@ def test_nan_or_inf_logits(tmp_path, bits):
 
 
 def test_run_file_that_cannot_be_written(nano_shards, tmp_path):
-    done = galvani(2, "run", "--model", nano_shards(2), "--prompt", "x", "--out", tmp_path / "none" / "run.h5")
-    expect(done, DEVICE, "run.h5")
+    """It is known before anything is loaded."""
+    other = tmp_path / "notes.txt"
+    other.write_text("not a run file")
+    for out, status in ((tmp_path / "none" / "run.h5", DEVICE), (tmp_path, DEVICE), (other, USAGE)):
+        done = galvani(2, "run", "--model", nano_shards(2), "--prompt", "x", "--out", out)
+        expect(done, status, str(out))
+        assert "loaded" not in done.stderr
+    assert other.read_text() == "not a run file"
+
+
+def test_more_log_probabilities_than_tokens(golden_shards):
+    done = galvani(2, "run", "--model", golden_shards("mixed", 2), "--tokens", "1,2", "--top-logprobs", 321)
+    expect(done, USAGE, "--top-logprobs 321", "320")
+    assert "loaded" not in done.stderr
 
 
 @pytest.mark.parametrize("carrier", ["push", "nccl"])

@@ -108,7 +108,9 @@ def test_refusals(tmp_path):
     assert "cuda_graph" in refused(USAGE, *LANE, "--control", "none=off")
     assert "cuda_graph" in refused(USAGE, *LANE, "--route", "none=on")
     assert "NAME=o" in refused(USAGE, *LANE, "--control", "cuda_graph")
-    assert "nowhere" in refused(DEVICE, *LANE, "--repeats", 1, "--json", tmp_path / "nowhere" / "bench.json")
+    for option in ("--json", "--out"):
+        done = galvani(1, "bench", "--model", "synthetic:nano", *LANE, "--repeats", 1, option, tmp_path / "nowhere" / "bench")
+        assert done.status == DEVICE and "nowhere" in done.messages()[0] and "loaded" not in done.stderr
     refused(USAGE, *LANE, "--tp", 2)
     refused(USAGE, *LANE, ranks=3)
     assert "synthetic:" in galvani(1, "bench", "--model", "synthetic:none", *LANE).stderr
