@@ -45,6 +45,12 @@ static const command_t *find_command(const char *name) {
     return NULL;
 }
 
+/* Text and tables that did not reach their file are lost, although every call to print them went well. */
+static status_t check_output(void) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return STATUS_OK;
+    return status_fail(STATUS_DEVICE, "standard output could not be written; is its disk full?");
+}
+
 int main(int argc, char **argv) {
     cpu_sleep_when_idle(argv);
     if (argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
@@ -74,6 +80,7 @@ int main(int argc, char **argv) {
         else
             status = status_fail(STATUS_USAGE, "\"%s\" is not a command; see galvani --help", argv[1]);
     }
+    if (status == STATUS_OK) status = check_output();
     if (comm) status = comm_agree_at_end(comm, status);
     if (status != STATUS_OK && (!comm || comm_tp_rank(comm) == 0)) log_error("%s", status_message());
     if (comm) comm_finalize(comm);

@@ -229,7 +229,7 @@ status_t options_apply_request(option_store_t *store, const json_t *request, con
 static status_t apply_config_file(option_store_t *store, unsigned commands, const char *path, const bool *given,
                                   options_t *options) {
     json_t *root;
-    TRY(json_read_file(path, &root));
+    if (json_read_file(path, &root) != STATUS_OK) return STATUS_USAGE;
     status_t status = json_is_object(root)
                           ? apply_object(store, commands, false, root, path, NULL, given, STATUS_USAGE, options)
                           : status_fail(STATUS_USAGE, "%s must hold one JSON object of options", path);

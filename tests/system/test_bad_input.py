@@ -4,12 +4,13 @@ import json
 import os
 import shutil
 import struct
+import subprocess
 
 import h5py
 import numpy as np
 import pytest
 
-from conftest import GOLDEN, NANO, galvani, shard
+from conftest import GOLDEN, NANO, command, environment, galvani, shard
 
 USAGE, INPUT, MEMORY, DEVICE, NUMERICS = 2, 3, 4, 5, 6
 
@@ -45,6 +46,23 @@ def copy_shards(source, target):
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_wrong_command_line(ranks, words, fragment):
     expect(galvani(ranks, *words), USAGE, fragment)
+
+
+@pytest.mark.parametrize("text", ["{", '{"max_new": 1e30}', '{"max_new": 99999999999999999999}', "[1]", '{"bogus": 1}', None])
+def test_a_wrong_config(tmp_path, text):
+    config = tmp_path / "options.json"
+    if text is not None:
+        config.write_text(text)
+    expect(galvani(0, "run", "--model", "x", "--config", config), USAGE, "options.json")
+
+
+def test_output_that_cannot_be_written(nano_shards):
+    for words in (("inspect", NANO), ("run", "--model", nano_shards(1), "--tokens", "1", "--max-new", "2", "--quiet")):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = subprocess.run(
+                command(0, *words), stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=60, check=False
+            )
+        assert done.returncode == DEVICE and b"standard output" in done.stderr, done.stderr
 
 
 def test_no_model_directory():
