@@ -19,6 +19,7 @@ static status_t check_request(const requests_args_t *args, const request_t *requ
     int64_t room = args->config->max_position_embeddings, n_prompt = (int64_t)request->n_tokens;
     int64_t n_valid = args->tokenizer ? tokenizer_n_tokens(args->tokenizer) : args->config->vocab_size;
     if (n_prompt == 0) return status_fail(fault, "%s: the prompt is empty", where);
+    if (options->system && !options->chat) return status_fail(fault, "%s: --system needs --chat", where);
     if (n_prompt >= room)
         return status_fail(fault, "%s: the prompt has %" PRId64 " tokens, but the model's context holds %" PRId64,
                            where, n_prompt, room);
@@ -174,6 +175,18 @@ static status_t build_single(const requests_args_t *args, request_t *request) {
     return check_request(args, request, "galvani run", STATUS_USAGE);
 }
 
+/* What the templates have no place for (tool calls, images) must not be lost in silence. */
+static status_t check_message_keys(const json_t *message, const char *where) {
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)message, key, value) {
+        if (strcmp(key, "role") != 0 && strcmp(key, "content") != 0 && strcmp(key, "reasoning_content") != 0)
+            return status_fail(STATUS_INPUT, "%s: a message has \"%.40s\"; known are role, content, reasoning_content",
+                               where, key);
+    }
+    return STATUS_OK;
+}
+
 static status_t read_messages(const requests_args_t *args, const json_t *list, const char *where, request_t *request) {
     size_t n = json_array_size(list);
     if (!json_is_array(list) || n == 0 || n > MAX_MESSAGES)
@@ -185,6 +198,7 @@ static status_t read_messages(const requests_args_t *args, const json_t *list, c
     size_t i;
     const json_t *item;
     json_array_foreach(list, i, item) {
+        TRY_GOTO(check_message_keys(item, where), out);
         json_reader_t reader = {.object = item, .where = where, .fault = STATUS_INPUT};
         TRY_GOTO(json_get_string(&reader, "role", &messages[i].role), out);
         TRY_GOTO(json_get_string(&reader, "content", &messages[i].content), out);
@@ -222,6 +236,13 @@ static status_t read_line(const requests_args_t *args, const json_t *line, const
     int n_sources = json_has(&reader, "prompt") + json_has(&reader, "messages") + json_has(&reader, "tokens");
     if (n_sources != 1)
         return status_fail(STATUS_INPUT, "%s: give one of \"prompt\", \"messages\" and \"tokens\"", where);
+    if (!json_has(&reader, "prompt")) {
+        if (json_has(&reader, "chat") && request->options.chat)
+            return status_fail(STATUS_INPUT, "%s: \"chat\" makes a turn of a \"prompt\", which is not there", where);
+        if (request->options.system)
+            return status_fail(STATUS_INPUT, "%s: a system text goes before a \"prompt\"; of messages it is the first",
+                               where);
+    }
     if (json_has(&reader, "prompt")) {
         const char *prompt;
         char *text;
