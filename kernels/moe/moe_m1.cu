@@ -457,6 +457,7 @@ status_t launch_moe_gate_up(const moe_args_t *args, const device_queue_t *queue)
         router.top_k = args->top_k;
         router.norm_topk_prob = args->norm_topk_prob;
         router.logits = args->logits;
+        router.logits_stride = args->n_experts + 1;
         router.experts = args->experts;
         router.weights = args->weights;
         router.shared_gate = args->shared_gate;

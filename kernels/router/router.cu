@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(WARP) router_f32_kernel(router_args_t args) {
     extern __shared__ float logits[]; /* [n_experts] */
     int64_t token = blockIdx.x;
     int n_experts = (int)args.n_experts, top_k = (int)args.top_k;
-    const float *row = args.logits + token * (n_experts + 1);
+    const float *row = args.logits + token * args.logits_stride;
     int32_t *experts = args.experts + token * top_k;
     float *weights = args.weights + token * top_k;
 

@@ -20,11 +20,16 @@ extern "C" {
 typedef struct router_args {
     int64_t n_tokens, n_experts, top_k;
     bool norm_topk_prob;
-    const float *logits; /* [n_tokens, n_experts + 1] */
-    int32_t *experts;    /* [n_tokens, top_k] */
-    float *weights;      /* [n_tokens, top_k] */
-    float *shared_gate;  /* [n_tokens] */
+    const float *logits; /* [n_tokens, logits_stride], the first n_experts + 1 of a row */
+    int64_t logits_stride;
+    int32_t *experts;   /* [n_tokens, top_k] */
+    float *weights;     /* [n_tokens, top_k] */
+    float *shared_gate; /* [n_tokens] */
 } router_args_t;
+
+/* Rows of a router's matrix: the experts', the shared expert's gate, and zeros up to a multiple of 8, as cuBLAS is
+ * several times slower at others. Hence the logits' stride of many tokens. */
+static inline int64_t router_rows(int64_t n_experts) { return (n_experts + 8) / 8 * 8; }
 
 status_t router_cpu(const router_args_t *args);
 status_t launch_router(const router_args_t *args, const device_queue_t *queue);

@@ -33,7 +33,7 @@ static bool has_distribution(const float *logits, int64_t n_experts) {
 
 static void route(const router_args_t *args, int64_t token) {
     int64_t top_k = args->top_k;
-    const float *logits = args->logits + token * (args->n_experts + 1);
+    const float *logits = args->logits + token * args->logits_stride;
     int32_t *experts = args->experts + token * top_k;
     float *weights = args->weights + token * top_k;
     sigmoid(logits + args->n_experts, 1, args->shared_gate + token);

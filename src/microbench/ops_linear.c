@@ -80,7 +80,7 @@ LINEAR(gdn_out_proj, "output of GDN", ops_has_gdn, true, bench->config->hidden_s
 LINEAR(qsa_in_proj, "q, gate, k, v and index keys of QSA", ops_has_qsa, true, bench->local.qsa_projected,
        bench->config->hidden_size, false);
 LINEAR(qsa_o_proj, "output of QSA", ops_has_qsa, true, bench->config->hidden_size, bench->local.attention_width, false);
-LINEAR(router_proj, "router logits and the shared expert's gate", NULL, false, bench->config->num_experts + 1,
+LINEAR(router_proj, "router logits and the shared expert's gate", NULL, false, router_rows(bench->config->num_experts),
        bench->config->hidden_size, true);
 
 static status_t prepare_lm_head(microbench_t *bench, void *args) {

@@ -10,11 +10,14 @@ static status_t prepare_router(microbench_t *bench, void *args) {
     const model_config_t *config = bench->config;
     operands_t *operands = &bench->operands;
     int64_t N = bench->n_tokens, K = config->num_experts_per_tok;
-    router_args_t made = {
-        .n_tokens = N, .n_experts = config->num_experts, .top_k = K, .norm_topk_prob = config->norm_topk_prob};
+    router_args_t made = {.n_tokens = N,
+                          .n_experts = config->num_experts,
+                          .top_k = K,
+                          .norm_topk_prob = config->norm_topk_prob,
+                          .logits_stride = router_rows(config->num_experts)};
     float *logits;
     void *experts, *weights, *shared_gate;
-    TRY(operands_floats(operands, OPERAND_WARM, N * (made.n_experts + 1), 4.0, &logits));
+    TRY(operands_floats(operands, OPERAND_WARM, N * made.logits_stride, 4.0, &logits));
     TRY(operands_output(operands, (size_t)(N * K) * sizeof(int32_t), &experts));
     TRY(operands_output(operands, (size_t)(N * K) * sizeof(float), &weights));
     TRY(operands_output(operands, (size_t)N * sizeof(float), &shared_gate));
@@ -32,13 +35,13 @@ static status_t reference_router(const microbench_t *bench, const void *args, mi
     const router_args_t *router = args;
     ops_arrays_t arrays = {.operands = &bench->operands};
     int64_t N = router->n_tokens, E = router->n_experts, K = router->top_k;
-    double *logits = ops_read(&arrays, router->logits, N * (E + 1));
+    double *logits = ops_read(&arrays, router->logits, N * router->logits_stride);
     const double *experts = ops_download(&arrays, router->experts, DTYPE_I32, N * K);
     const double *weights = ops_download(&arrays, router->weights, DTYPE_F32, N * K);
     const double *shared_gate = ops_download(&arrays, router->shared_gate, DTYPE_F32, N);
     double *chosen = ops_zeros(&arrays, K);
     for (int64_t t = 0; arrays.status == STATUS_OK && t < N; t++) {
-        double *row = logits + t * (E + 1), sum_all = 0, sum = 0;
+        double *row = logits + t * router->logits_stride, sum_all = 0, sum = 0;
         microbench_compare(shared_gate[t], ops_sigmoid(row[E]), error);
         for (int64_t e = 0; e < E; e++)
             sum_all += exp(row[e]);

@@ -271,6 +271,7 @@ static status_t moe(step_t *step, const moe_weights_t *weights) {
         .top_k = config->num_experts_per_tok,
         .norm_topk_prob = config->norm_topk_prob,
         .logits = step->router_logits,
+        .logits_stride = weights->router.rows,
         .experts = step->experts,
         .weights = step->expert_weights,
         .shared_gate = step->shared_gate,

@@ -109,7 +109,7 @@ static void place(step_t *step, arena_t *arena) {
     step->experts = arena_take(arena, n_tokens * config->num_experts_per_tok, sizeof(int32_t));
     step->expert_weights = arena_floats(arena, n_tokens * config->num_experts_per_tok);
     step->shared_gate = arena_floats(arena, n_tokens);
-    step->router_logits = arena_floats(arena, n_tokens * (config->num_experts + 1));
+    step->router_logits = arena_floats(arena, n_tokens * router_rows(config->num_experts));
     step->logits = arena_floats(arena, local->vocab);
     step->pair = arena_take(arena, 1, sizeof(token_pair_t));
     step->head_state = arena_take(arena, LM_HEAD_STATE, sizeof(uint64_t));

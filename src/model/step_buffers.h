@@ -43,7 +43,7 @@ struct step {
     activation_t *mixed;     /* [C, max(value_width, attention_width)]: heads before the output projection */
     activation_t *q, *gate;  /* [C, attention_width] */
     activation_t *index_q;   /* [C, Ih * Id] */
-    float *router_logits;    /* [C, E + 1] */
+    float *router_logits;    /* [C, router_rows(E)] */
     int32_t *blocks;         /* [C, n_select] */
     int32_t *n_blocks;       /* [C] */
     int32_t *experts;        /* [C, K] */

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "router/router.h"
 #include "shard/progress.h"
 
 /* Multipliers, sizes and offsets of a PLE layer's n-gram hash. */
@@ -36,6 +37,11 @@ static memory_label_t label_of(const schema_tensor_t *tensor) {
     return strcmp(name, "table") == 0 ? MEMORY_PLE_TABLE : MEMORY_WEIGHTS;
 }
 
+/* Of the router's matrix, behind the shared expert's gate. */
+static int64_t n_router_zeros(const model_config_t *config) {
+    return router_rows(config->num_experts) - config->num_experts - 1;
+}
+
 /* As it is stored, or widened. */
 static status_t memory_of(const schema_tensor_t *tensor, size_t *bytes) {
     *bytes = 0;
@@ -48,6 +54,8 @@ status_t weights_tensor_bytes(const weights_plan_t *plan, size_t index, memory_l
     const schema_tensor_t *tensor = &plan->tensors[index];
     *label = label_of(tensor);
     TRY(memory_of(tensor, bytes));
+    if (strcmp(strrchr(tensor->path, '/') + 1, "shared_expert_gate") == 0)
+        *bytes *= (size_t)(1 + n_router_zeros(plan->config));
     if (plan->dense.is_8bit && dense_role_of(tensor) < DENSE_N_ROLES) *bytes = dense_tensor_bytes(tensor, &plan->dense);
     return STATUS_OK;
 }
@@ -115,8 +123,9 @@ static status_t load_tensor(loader_t *loader, const char *name, void **data) {
 }
 
 /* The rows of several matrices of equal width, one below the other, in `place`; NULL: in memory of their own. `names`
- * ends with NULL. */
-static status_t load_stored(loader_t *loader, const char *const names[], void *place, matrix_t *matrix) {
+ * ends with NULL; so many rows of zeros follow. */
+static status_t load_stored(loader_t *loader, const char *const names[], int64_t n_zero_rows, void *place,
+                            matrix_t *matrix) {
     size_t index, bytes, total = 0;
     int64_t n_rows = 0;
     for (int i = 0; names[i]; i++) {
@@ -126,7 +135,9 @@ static status_t load_stored(loader_t *loader, const char *const names[], void *p
         n_rows += loader->tensors[index].shape[0];
     }
     const schema_tensor_t *last = &loader->tensors[index];
-    void *data = place;
+    total += bytes / (size_t)last->shape[0] * (size_t)n_zero_rows;
+    n_rows += n_zero_rows;
+    void *data = place; /* memory comes cleared */
     if (!place) TRY(allocate(loader, label_of(last), total, &data));
     *matrix = (matrix_t){.data = data, .dtype = last->dtype, .rows = n_rows, .columns = last->shape[1]};
     for (int i = 0; names[i]; i++) {
@@ -141,7 +152,7 @@ static status_t load_stored(loader_t *loader, const char *const names[], void *p
 /* The same, in the form that the backend's ops take. */
 static status_t load_stack(loader_t *loader, const char *const names[], matrix_t *matrix) {
     backend_t *backend = loader->weights->backend;
-    TRY(load_stored(loader, names, NULL, matrix));
+    TRY(load_stored(loader, names, 0, NULL, matrix));
     return backend->ops->adopt_matrix(backend, matrix);
 }
 
@@ -152,7 +163,7 @@ static status_t load_dense(loader_t *loader, dense_role_t role, const char *cons
     if (!weights->dense.is_8bit) return load_stack(loader, names, matrix);
     matrix_t f16;
     void *memory;
-    TRY(load_stored(loader, names, weights->dense.keep_f16 ? NULL : weights->dense_scratch, &f16));
+    TRY(load_stored(loader, names, 0, weights->dense.keep_f16 ? NULL : weights->dense_scratch, &f16));
     TRY(backend->ops->adopt_matrix(backend, &f16));
     TRY(allocate(loader, MEMORY_WEIGHTS, dense8_bytes(weights->dense.dtype, f16.rows, f16.columns), &memory));
     const dense8_args_t args = {.source = f16,
@@ -259,7 +270,9 @@ static status_t load_experts(loader_t *loader, expert_weights_t *experts) {
 static status_t load_moe(loader_t *loader, moe_weights_t *weights) {
     static const char *const router[] = {"moe/router", "moe/shared_expert_gate", NULL};
     static const char *const gate_up[] = {"moe/shared_gate_proj", "moe/shared_up_proj", NULL};
-    TRY(load_stack(loader, router, &weights->router));
+    backend_t *backend = loader->weights->backend;
+    TRY(load_stored(loader, router, n_router_zeros(&loader->weights->config), NULL, &weights->router));
+    TRY(backend->ops->adopt_matrix(backend, &weights->router));
     TRY(load_stack(loader, gate_up, &weights->shared_gate_up));
     TRY(load_matrix(loader, "moe/shared_down_proj", &weights->shared_down));
     return load_experts(loader, &weights->experts);
@@ -285,7 +298,7 @@ static status_t load_ple(loader_t *loader, int64_t ple_index, ple_weights_t *wei
     const weights_t *model = loader->weights;
     ngram_derive(&model->config, ple_index, &weights->ngram);
     set_group(loader, "ple", model->config.ple_layers[ple_index]);
-    TRY(load_stored(loader, (const char *const[]){"table", NULL}, NULL, &weights->table));
+    TRY(load_stored(loader, (const char *const[]){"table", NULL}, 0, NULL, &weights->table));
     TRY(load_ngram(loader, weights));
     weights->first_row = model->local.tp_rank * weights->table.rows;
     size_t index;

@@ -40,7 +40,7 @@ typedef struct qsa_weights {
 } qsa_weights_t;
 
 typedef struct moe_weights {
-    matrix_t router; /* [E + 1, H]: the last row is shared_expert_gate */
+    matrix_t router; /* [router_rows(E), H]: row E is shared_expert_gate, zeros follow */
     expert_weights_t experts;
     matrix_t shared_gate_up; /* [2*Ms/T, H]: gate rows | up rows */
     matrix_t shared_down;    /* [H, Ms/T] */

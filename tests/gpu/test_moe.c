@@ -79,6 +79,7 @@ static void reference(block_t *block) {
                                   .top_k = args->top_k,
                                   .norm_topk_prob = args->norm_topk_prob,
                                   .logits = args->logits,
+                                  .logits_stride = args->n_experts + 1,
                                   .experts = args->experts,
                                   .weights = args->weights,
                                   .shared_gate = args->shared_gate};

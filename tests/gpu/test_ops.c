@@ -122,23 +122,25 @@ static void test_gdn(void **state) {
 }
 
 static void router_case(int64_t n_tokens, int64_t E, int64_t K, bool norm, int kind) {
+    int64_t stride = router_rows(E);
     router_args_t args = {.n_tokens = n_tokens,
                           .n_experts = E,
                           .top_k = K,
                           .norm_topk_prob = norm,
-                          .logits = random_floats(n_tokens * (E + 1), 2.0f),
+                          .logits = random_floats(n_tokens * stride, 2.0f),
+                          .logits_stride = stride,
                           .experts = host_bytes((size_t)(n_tokens * K) * 4),
                           .weights = host_floats(n_tokens * K),
                           .shared_gate = host_floats(n_tokens)};
     float *logits = (float *)(uintptr_t)args.logits;
-    for (int64_t i = 0; i < n_tokens * (E + 1); i++) {
+    for (int64_t i = 0; i < n_tokens * stride; i++) {
         if (kind == 1) logits[i] = (float)random_below(4);                /* many ties */
         if (kind == 2 && random_below(2)) logits[i] = -INFINITY;          /* weights of 0 */
         if (kind == 3 && random_below((uint64_t)E) == 0) logits[i] = NAN; /* no distribution in most rows */
         if (kind == 4) logits[i] = random_below(2) ? 0.0f : -0.0f;
     }
     router_args_t on = args;
-    on.logits = upload_floats(&device, args.logits, n_tokens * (E + 1));
+    on.logits = upload_floats(&device, args.logits, n_tokens * stride);
     on.experts = poisoned(&device, (size_t)(n_tokens * K) * 4);
     on.weights = poisoned(&device, (size_t)(n_tokens * K) * 4);
     on.shared_gate = poisoned(&device, (size_t)n_tokens * 4);

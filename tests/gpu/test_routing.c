@@ -108,7 +108,7 @@ static status_t cpu_router_kept(backend_t *backend, const router_args_t *args) {
         choice->n_chosen = args->top_k;
         choice->n_scores = args->n_experts;
         memcpy(choice->chosen, args->experts + t * args->top_k, (size_t)args->top_k * sizeof(int32_t));
-        memcpy(choice->scores, args->logits + t * (args->n_experts + 1), (size_t)args->n_experts * sizeof(float));
+        memcpy(choice->scores, args->logits + t * args->logits_stride, (size_t)args->n_experts * sizeof(float));
     }
     shared.router_layer++;
     return STATUS_OK;
@@ -122,7 +122,8 @@ static status_t gpu_router_forced(backend_t *backend, const router_args_t *args)
     int64_t E = args->n_experts, K = args->top_k;
     for (int64_t t = 0; t < args->n_tokens; t++) {
         const choice_t *choice = choice_at(shared.router, shared.router_layer, t);
-        TRY(shared.gpu->download(backend, logits, args->logits + t * (E + 1), (size_t)(E + 1) * sizeof(float)));
+        TRY(shared.gpu->download(backend, logits, args->logits + t * args->logits_stride,
+                                 (size_t)(E + 1) * sizeof(float)));
         TRY(shared.gpu->download(backend, experts, args->experts + t * K, (size_t)K * sizeof(int32_t)));
         count(choice, experts, logits, &shared.routers);
         double sum_all = 0, sum = 0;

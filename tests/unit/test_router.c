@@ -22,6 +22,7 @@ static routed_t run(const float *logits, int64_t n_tokens, int64_t n_experts, in
         .top_k = top_k,
         .norm_topk_prob = norm,
         .logits = logits,
+        .logits_stride = n_experts + 1,
         .experts = out.experts,
         .weights = out.weights,
         .shared_gate = out.shared_gate,
