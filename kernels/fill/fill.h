@@ -1,6 +1,9 @@
 #ifndef GALVANI_KERNELS_FILL_H
 #define GALVANI_KERNELS_FILL_H
 
+/* Made-up weights: every item of a tensor from its place in the whole tensor and a key, the same on every rank and
+ * backend. */
+
 #include <stdint.h>
 
 #include "base/dtype.h"

@@ -1,6 +1,8 @@
 #ifndef GALVANI_BASE_DTYPE_H
 #define GALVANI_BASE_DTYPE_H
 
+/* Number formats of weights: their names, sizes and values as FP32. */
+
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

@@ -1,6 +1,8 @@
 #ifndef GALVANI_BASE_HASH_H
 #define GALVANI_BASE_HASH_H
 
+/* SHA-256 of tokens and models, XXH3 of weights. */
+
 #include <stddef.h>
 #include <stdint.h>
 

@@ -1,6 +1,8 @@
 #ifndef GALVANI_BASE_INTERRUPT_H
 #define GALVANI_BASE_INTERRUPT_H
 
+/* Signals that ask the program to end: noted when they come, acted on between pieces of work. */
+
 #include "base/status.h"
 
 #ifdef __cplusplus

@@ -1,6 +1,8 @@
 #ifndef GALVANI_BASE_LOG_H
 #define GALVANI_BASE_LOG_H
 
+/* What the program says about its work, on stderr. Errors are said once, by main. */
+
 #include <stdbool.h>
 
 #ifdef __cplusplus

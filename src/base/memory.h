@@ -1,6 +1,8 @@
 #ifndef GALVANI_BASE_MEMORY_H
 #define GALVANI_BASE_MEMORY_H
 
+/* Host memory, counted by what it is for. */
+
 #include <stddef.h>
 
 #include "base/status.h"

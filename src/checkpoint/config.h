@@ -1,6 +1,9 @@
 #ifndef GALVANI_CHECKPOINT_CONFIG_H
 #define GALVANI_CHECKPOINT_CONFIG_H
 
+/* The model's config.json: its sizes under Hugging Face's names, checked once; what differs from the model that this
+ * program computes is refused. */
+
 #include <stdbool.h>
 #include <stdint.h>
 

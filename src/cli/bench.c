@@ -1,3 +1,4 @@
+/* galvani bench: the acceptance lane, with a control. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

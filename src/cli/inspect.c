@@ -1,3 +1,4 @@
+/* galvani inspect: which kind of file or directory it is. */
 #include <stdio.h>
 #include <string.h>
 

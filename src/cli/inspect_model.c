@@ -1,3 +1,4 @@
+/* What a shard, a directory of shards, a checkpoint or a safetensors file holds. */
 #include <dirent.h>
 #include <inttypes.h>
 #include <libgen.h>

@@ -1,3 +1,4 @@
+/* What a run file holds, and whether its parts agree. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

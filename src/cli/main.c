@@ -1,3 +1,4 @@
+/* The program: starts MPI for the subcommands that need it, calls one, and says what failed. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>

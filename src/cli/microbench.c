@@ -1,3 +1,4 @@
+/* galvani microbench: one operator at a time, as a table and as JSON. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -74,9 +75,9 @@ static status_t set_routes(const run_t *run) {
             if (is_known && backend->ops->routes) backend->ops->routes(backend)[route].wanted = choice->on;
         }
         if (!is_known)
-            return status_fail(STATUS_USAGE,
-                               "route %s belongs to whole steps: an operator has the routes of kernels and cuda_graph%s",
-                               choice->name, strcmp(choice->name, "dense8") == 0 ? "; see --dense" : "");
+            return status_fail(
+                STATUS_USAGE, "route %s belongs to whole steps: an operator has the routes of kernels and cuda_graph%s",
+                choice->name, strcmp(choice->name, "dense8") == 0 ? "; see --dense" : "");
     }
     return STATUS_OK;
 }

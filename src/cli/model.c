@@ -1,3 +1,4 @@
+/* galvani model: what a decode step should take, beside what was measured. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

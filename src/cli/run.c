@@ -1,3 +1,4 @@
+/* galvani run: the command line's prompt, or a file of requests one after another. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

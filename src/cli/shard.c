@@ -1,3 +1,4 @@
+/* galvani shard. */
 #include <stdio.h>
 
 #include "cli/commands.h"

@@ -1,3 +1,4 @@
+/* galvani trace: one function a command. */
 #include <stdio.h>
 #include <string.h>
 

@@ -67,6 +67,7 @@ void comm_all_gather(comm_t *comm, const void *data, size_t bytes, void *gathere
 /* Rank 0's bytes to all. */
 void comm_broadcast(comm_t *comm, void *data, size_t bytes);
 
+/* Returns when every rank has called it. */
 void comm_barrier(comm_t *comm);
 
 /* Ends every rank at once with `status` as mpirun's exit status, for a fault met where the others cannot be reached. */

@@ -1,6 +1,8 @@
 #ifndef GALVANI_SHARD_CONVERT_H
 #define GALVANI_SHARD_CONVERT_H
 
+/* galvani shard: a Hugging Face checkpoint to one HDF5 file a rank. */
+
 #include <stdbool.h>
 #include <stddef.h>
 

@@ -1,6 +1,8 @@
 #ifndef GALVANI_TEXT_CHAT_EFFORT_H
 #define GALVANI_TEXT_CHAT_EFFORT_H
 
+/* What the chat template puts into a prompt for each reasoning effort. */
+
 #include "base/status.h"
 
 #ifdef __cplusplus

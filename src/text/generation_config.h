@@ -1,6 +1,8 @@
 #ifndef GALVANI_TEXT_GENERATION_CONFIG_H
 #define GALVANI_TEXT_GENERATION_CONFIG_H
 
+/* generation_config.json: the tokens that end a text. */
+
 #include <stdbool.h>
 #include <stdint.h>
 

@@ -1,6 +1,8 @@
 #ifndef GALVANI_TRACE_EXPORT_H
 #define GALVANI_TRACE_EXPORT_H
 
+/* A run file as text that other programs read. */
+
 #include "trace/run_reader.h"
 
 #ifdef __cplusplus

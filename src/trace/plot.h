@@ -1,6 +1,8 @@
 #ifndef GALVANI_TRACE_PLOT_H
 #define GALVANI_TRACE_PLOT_H
 
+/* Pictures of a run file, SVG or PNG. */
+
 #include "trace/run_reader.h"
 
 #ifdef __cplusplus
