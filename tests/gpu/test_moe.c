@@ -10,6 +10,7 @@
 
 #include <math.h>
 
+#include "base/dtype.h"
 #include "device/route.h"
 #include "gpu_support.h"
 
@@ -169,6 +170,7 @@ static void choice_case(block_t *block, const char *what) {
     uint16_t *o = host_bytes((size_t)H * 2);
     reference(block);
     poison(block);
+    run(CUDA->moe_in(device.cuda, &block->on)); /* opens the block; its logits are replaced */
     run(CUDA->upload(device.cuda, block->on.logits, block->host.logits, (size_t)(E + 1) * sizeof(float)));
     run(CUDA->moe_gate_up(device.cuda, &block->on));
     run(CUDA->moe_down(device.cuda, &block->on));
@@ -187,7 +189,7 @@ static void choices_of(int64_t E, int64_t K, int64_t H, int64_t M, int64_t strid
     block_t block;
     make_block(E, K, H, M, true, &block);
     float *logits = block.host.logits;
-    route(ROUTE_SHARED_GATE)->wanted = false; /* moe_in does not run */
+    route(ROUTE_SHARED_GATE)->wanted = false; /* so that only the logits come from moe_in */
 
     /* Every FP16 value, as neighbours and far from each other; both make NaN and Inf meet others. */
     for (int64_t first = 0; first < 65536; first += stride) {
@@ -227,6 +229,15 @@ static void choices_of(int64_t E, int64_t K, int64_t H, int64_t M, int64_t strid
     for (int64_t e = 0; e < E; e++)
         logits[e] = e == E / 3 ? NAN : (float)e;
     choice_case(&block, "a NaN");
+    /* Each infinity and each NaN alone among sound ones. */
+    for (int64_t payload = 0x7C00; payload < 0x8000; payload += stride == 512 ? 61 : 1) {
+        for (int sign = 0; sign < 2; sign++) {
+            for (int64_t e = 0; e <= E; e++)
+                logits[e] = (float)((e * 7 + payload) % E) / 8.0f;
+            logits[payload % E] = f16_to_float((uint16_t)(payload | sign << 15));
+            choice_case(&block, "one that is not finite");
+        }
+    }
     for (int round = 0; round < 20; round++) {
         for (int64_t e = 0; e <= E; e++)
             logits[e] = (float)random_below(40) / 8.0f;
@@ -271,6 +282,179 @@ static void test_refusal(void **state) {
     free_block(&block);
 }
 
+/* The largest value and the largest distances of what is FP16 from its FP64 reference: as it is, and beyond that of the
+ * reference's own rounding, which leaves what FP32 sums cost. */
+typedef struct extremes {
+    double value, error, beyond_rounding;
+} extremes_t;
+
+static void take(extremes_t *of, uint16_t got, double want) {
+    double error = fabs((double)f16_to_float(got) - want);
+    double rounding = fabs((double)f16_to_float(f16_from_float((float)want)) - want);
+    assert_true(isfinite(error));
+    of->value = fmax(of->value, fabs(want));
+    of->error = fmax(of->error, error);
+    of->beyond_rounding = fmax(of->beyond_rounding, error - rounding);
+}
+
+enum { INPUTS = 16 };
+
+/* sums[i] = row . x[.][i] of NVFP4 weights, without scale_2; x is [n][INPUTS]. */
+static void dot_inputs(const uint8_t *codes, const uint8_t *scales, const double *x, int64_t n, double sums[INPUTS]) {
+    for (int i = 0; i < INPUTS; i++)
+        sums[i] = 0;
+    for (int64_t c = 0; c < n; c++) {
+        double weight = (double)(e2m1_values[codes[c / 2] >> 4 * (c % 2) & 15] * e4m3_values[scales[c / 16]]);
+        for (int i = 0; i < INPUTS; i++)
+            sums[i] += weight * x[c * INPUTS + i];
+    }
+}
+
+/* a[m][i] of one expert. */
+static void activations_of(const expert_weights_t *w, int64_t expert, int64_t H, int64_t M, const double *u,
+                           double *a) {
+    double gate_scale = (double)w->gate_up_scale_2[2 * expert], up_scale = (double)w->gate_up_scale_2[2 * expert + 1];
+#pragma omp parallel for
+    for (int64_t m = 0; m < M; m++) {
+        double gate[INPUTS], up[INPUTS];
+        int64_t row = expert * 2 * M + m;
+        dot_inputs(w->gate_up_codes + row * H / 2, w->gate_up_scales + row * H / 16, u, H, gate);
+        row += M;
+        dot_inputs(w->gate_up_codes + row * H / 2, w->gate_up_scales + row * H / 16, u, H, up);
+        for (int i = 0; i < INPUTS; i++) {
+            double g = gate[i] * gate_scale;
+            a[m * INPUTS + i] = g / (1.0 + exp(-g)) * up[i] * up_scale;
+        }
+    }
+}
+
+/* o[h][i] += weight * down(a[.][i]) */
+static void add_down(const expert_weights_t *w, int64_t expert, int64_t H, int64_t M, double weight, const double *a,
+                     double *o) {
+    weight *= (double)w->down_scale_2[expert];
+#pragma omp parallel for
+    for (int64_t h = 0; h < H; h++) {
+        double sums[INPUTS];
+        int64_t row = expert * H + h;
+        dot_inputs(w->down_codes + row * M / 2, w->down_scales + row * M / 16, a, M, sums);
+        for (int i = 0; i < INPUTS; i++)
+            o[h * INPUTS + i] += weight * sums[i];
+    }
+}
+
+/* Weights such that activations stay below 1/8 and outputs below 1/1024, and no shared expert. */
+static void scale_weights(block_t *block) {
+    enum { E = 512, H = 2560 };
+    int64_t M = block->host.intermediate;
+    expert_weights_t *host = &block->host.expert_weights, *on = &block->on.expert_weights;
+    struct {
+        const uint8_t *scales, *on_scales;
+        const float *scale_2, *on_scale_2;
+        int64_t n_scales, n_scale_2;
+        float unit;
+    } both[] = {{host->gate_up_scales, on->gate_up_scales, host->gate_up_scale_2, on->gate_up_scale_2,
+                 E * 2 * M * H / 16, 2 * E, 0.125f / 171.0f},
+                {host->down_scales, on->down_scales, host->down_scale_2, on->down_scale_2, E * H * M / 16, E,
+                 0.02f / sqrtf((float)M)}};
+    for (int i = 0; i < 2; i++) {
+        uint8_t *scales = (uint8_t *)(uintptr_t)both[i].scales;
+        float *scale_2 = (float *)(uintptr_t)both[i].scale_2;
+        for (int64_t n = 0; n < both[i].n_scales; n++)
+            scales[n] = (scales[n] & 15) | 0x30; /* 0.5 to 1.875 */
+        for (int64_t n = 0; n < both[i].n_scale_2; n++)
+            scale_2[n] = both[i].unit * (0.75f + (float)random_below(256) / 1024.0f);
+        run(CUDA->upload(device.cuda, (void *)(uintptr_t)both[i].on_scales, scales, (size_t)both[i].n_scales));
+        run(CUDA->upload(device.cuda, (void *)(uintptr_t)both[i].on_scale_2, scale_2,
+                         (size_t)both[i].n_scale_2 * sizeof(float)));
+    }
+    void *none = host_bytes((size_t)(H * M) * 2);
+    run(CUDA->upload(device.cuda, (void *)(uintptr_t)block->on.shared_down.data, none, (size_t)(H * M) * 2));
+    memory_free(none);
+}
+
+/* Every expert on 16 inputs. Activations against FP64; the output against FP64 of the device's own activations, and
+ * against FP64 throughout. */
+static void errors_case(int64_t M) {
+    enum { E = 512, K = 10, H = 2560 };
+    block_t block;
+    make_block(E, K, H, M, true, &block);
+    scale_weights(&block);
+    const expert_weights_t *weights = &block.host.expert_weights;
+    uint16_t *inputs = host_bytes((size_t)H * INPUTS * 2), *o = host_bytes((size_t)H * INPUTS * 2);
+    uint16_t *act = host_bytes((size_t)(K * M) * INPUTS * 2);
+    double *u = host_bytes((size_t)H * INPUTS * sizeof(double)), *a = host_bytes((size_t)M * INPUTS * sizeof(double));
+    double *own_a = host_bytes((size_t)M * INPUTS * sizeof(double));
+    double *whole = host_bytes((size_t)H * INPUTS * sizeof(double)),
+           *stage = host_bytes((size_t)H * INPUTS * sizeof(double));
+    for (int i = 0; i < INPUTS; i++) {
+        float *values = random_floats(H, 1.0f);
+        for (int64_t h = 0; h < H; h++) {
+            inputs[i * H + h] = f16_from_float(values[h]);
+            u[h * INPUTS + i] = (double)values[h];
+        }
+        memory_free(values);
+    }
+    float logits[E + 1];
+    double chosen[K], sum = 0;
+    for (int k = 0; k < K; k++)
+        sum += chosen[k] = exp((double)(-0.1f * (float)k));
+    extremes_t of_act = {0}, of_stage = {0}, of_output = {0};
+    for (int64_t first = 0; first < E; first += K) {
+        for (int64_t e = 0; e <= E; e++)
+            logits[e] = -10.0f;
+        for (int64_t k = 0; k < K; k++)
+            logits[(first + k) % E] = -0.1f * (float)k;
+        for (int i = 0; i < INPUTS; i++) {
+            run(CUDA->upload(device.cuda, (void *)(uintptr_t)block.on.u, inputs + i * H, (size_t)H * 2));
+            run(CUDA->moe_in(device.cuda, &block.on));
+            run(CUDA->upload(device.cuda, block.on.logits, logits, sizeof logits));
+            run(CUDA->moe_gate_up(device.cuda, &block.on));
+            run(CUDA->moe_down(device.cuda, &block.on));
+            run(CUDA->download(device.cuda, act + i * K * M, block.on.workspace, (size_t)(K * M) * 2));
+            run(CUDA->download(device.cuda, o + i * H, block.on.o, (size_t)H * 2));
+        }
+        for (int64_t n = 0; n < H * INPUTS; n++)
+            whole[n] = stage[n] = 0;
+        for (int64_t k = 0; k < K; k++) {
+            int64_t expert = (first + k) % E;
+            activations_of(weights, expert, H, M, u, a);
+            for (int64_t n = 0; n < M * INPUTS; n++) {
+                int64_t m = n / INPUTS, i = n % INPUTS, place = m % 8 < 4 ? 2 * (m % 8) : 2 * (m % 8) - 7;
+                uint16_t got = act[(i * K + k) * M + m / 8 * 8 + place]; /* as moe_m1.cu keeps them */
+                take(&of_act, got, a[n]);
+                own_a[n] = (double)f16_to_float(got);
+            }
+            add_down(weights, expert, H, M, chosen[k] / sum, a, whole);
+            add_down(weights, expert, H, M, chosen[k] / sum, own_a, stage);
+        }
+        for (int64_t n = 0; n < H * INPUTS; n++) {
+            uint16_t got = o[n % INPUTS * H + n / INPUTS];
+            take(&of_stage, got, stage[n]);
+            take(&of_output, got, whole[n]);
+        }
+    }
+    const struct {
+        const char *what;
+        extremes_t of;
+    } rows[] = {{"activation", of_act}, {"output of its activations", of_stage}, {"weighted output", of_output}};
+    for (int i = 0; i < 3; i++)
+        printf("    nvfp4_m1, intermediate %lld, %d experts, %d inputs: %s: at most %.3g, error at most %.3g, beyond "
+               "FP16 %.3g\n",
+               (long long)M, E, INPUTS, rows[i].what, rows[i].of.value, rows[i].of.error, rows[i].of.beyond_rounding);
+    assert_true(of_act.value < 0.125 && of_output.value < 1.0 / 1024);
+    assert_true(of_act.error <= 3.1e-5 && of_stage.error <= 3.1e-5 && of_output.error <= 4.8e-7);
+    void *const memory[] = {inputs, o, act, u, a, own_a, whole, stage};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
+        memory_free(memory[i]);
+    free_block(&block);
+}
+
+static void test_errors(void **state) {
+    (void)state;
+    errors_case(640);
+    errors_case(160);
+}
+
 /* The same bits whenever it runs. */
 static void test_repeated(void **state) {
     (void)state;
@@ -291,10 +475,8 @@ static void test_repeated(void **state) {
 int main(void) {
     device_open(&device);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_block),
-        cmocka_unit_test(test_choice),
-        cmocka_unit_test(test_refusal),
-        cmocka_unit_test(test_repeated),
+        cmocka_unit_test(test_block),   cmocka_unit_test(test_choice),   cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_refusal), cmocka_unit_test(test_repeated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
