@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Runs of the bundled model on GPUs: gpu_runs.py gate|requests SHARDS RANKS COMM. The exit status is 0 if all tokens are right.
+"""Runs of the bundled model on GPUs: gpu_runs.py gate|requests|sums SHARDS RANKS COMM. The exit status is 0 if all tokens are right.
 
 gate      32 prompts, each answer token for token that of the FP32 oracle (tests/models/nano/quality_gate.json)
 requests  11 requests of mixed length in one process, each answer the same as in a process of its own
+sums      logits with sums over ranks in their mixers and in launches of their own, the same bits
 """
 
 import json
@@ -19,12 +20,12 @@ REQUEST_KEYS = ("id", "prompt", "messages", "think", "reasoning_effort", "preser
 LENGTHS = ((3, 40), (9, 17), (1, 60), (700, 12), (33, 2), (5, 25), (257, 33), (2, 1), (64, 64), (1023, 8), (12, 30))
 
 
-def run(shards, ranks, comm, requests, out):
+def run(shards, ranks, comm, requests, out, options=()):
     """Generates for a list of requests; the token hash of each id."""
     path = out / "requests.jsonl"
     path.write_text("".join(json.dumps(request, ensure_ascii=False) + "\n" for request in requests), encoding="utf-8")
     launcher = ["mpirun", "-q", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
-    words = ["run", "--backend", "cuda", "--comm", comm, "--model", shards, "--requests", str(path), "--out", str(out), "--quiet"]
+    words = ["run", "--backend", "cuda", "--comm", comm, "--model", shards, "--requests", str(path), "--out", str(out), "--quiet", *options]
     done = subprocess.run(launcher + [str(ROOT / "build" / "galvani")] + words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"galvani run ended with {done.returncode}: {done.stderr}")
@@ -65,14 +66,27 @@ def requests(shards, ranks, comm, work):
     return not wrong
 
 
+def sums(shards, ranks, comm, work):
+    request = {"id": "sums", "tokens": [(17 + 31 * k) % 2000 for k in range(9)], "max_new": 40, "ignore_eos": True}
+    logits, launches = {}, {}
+    for chosen in ("on", "off"):
+        out = directory(work, chosen)
+        run(shards, ranks, comm, [request], out, ("--logits", "--route", f"fused_allreduce={chosen}"))
+        with h5py.File(out / "sums.h5") as file:
+            logits[chosen] = file["sampling/logits"][()].tobytes()
+            launches[chosen] = [row["chosen"] for row in file["routes"] if row["name"] == b"fused_allreduce"]
+    print(f"    fused_allreduce {launches['on'][0].decode()} and {launches['off'][0].decode()}, {len(logits['on'])} bytes of logits")
+    return launches == {"on": [b"on"], "off": [b"off"]} and logits["on"] == logits["off"]
+
+
 def main():
-    if len(sys.argv) != 5 or sys.argv[1] not in ("gate", "requests"):
+    if len(sys.argv) != 5 or sys.argv[1] not in ("gate", "requests", "sums"):
         sys.exit(__doc__)
     _, what, shards, ranks, comm = sys.argv
     if os.getuid() == 0:
         os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     with tempfile.TemporaryDirectory() as work:
-        right = (gate if what == "gate" else requests)(shards, ranks, comm, work)
+        right = {"gate": gate, "requests": requests, "sums": sums}[what](shards, ranks, comm, work)
     sys.exit(0 if right else 1)
 
 

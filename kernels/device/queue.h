@@ -15,6 +15,7 @@ extern "C" {
 
 typedef struct device_queue device_queue_t;
 struct route_state; /* device/route.h */
+struct push_args;   /* push/push.h */
 
 /* y[t] (+)= weight x[t] for many tokens, FP16 with FP32 sums; the backend gives it (cuBLAS). Q8 and QPN8 weights are
  * first turned into FP16. */
@@ -31,12 +32,13 @@ struct device_queue {
     struct CUstream_st *stream; /* a cudaStream_t: launches are in its order */
     int n_sms;                  /* multiprocessors of the device */
     status_t (*gemm)(const device_queue_t *queue, const gemm_args_t *args);
-    void *gemm_context;         /* the backend's */
-    activation_t *gemm_scratch; /* room for the largest 8-bit matrix as FP16; NULL: there is none */
-    struct route_state *routes; /* [N_KERNEL_ROUTES]: its fast paths; counted through a const queue too */
-    const char *pdl_refusal;    /* why programmatic dependent launch cannot be had; NULL where it can */
-    const char *mma_refusal;    /* the same of what device/mma.cuh has */
-    struct stamp *due;          /* time stamps to be made in front of what is queued next; who makes them clears it */
+    void *gemm_context;           /* the backend's */
+    activation_t *gemm_scratch;   /* room for the largest 8-bit matrix as FP16; NULL: there is none */
+    struct route_state *routes;   /* [N_KERNEL_ROUTES]: its fast paths; counted through a const queue too */
+    const struct push_args *push; /* the ranks' mailboxes; NULL where push is not what sums over ranks */
+    const char *pdl_refusal;      /* why programmatic dependent launch cannot be had; NULL where it can */
+    const char *mma_refusal;      /* the same of what device/mma.cuh has */
+    struct stamp *due;            /* time stamps to be made in front of what is queued next; who makes them clears it */
 };
 
 /* Time stamps that the device makes at one moment: slots[0 .. n-1], in device memory, become its clock in ns. */

@@ -3,6 +3,7 @@
 static const char *const names[N_KERNEL_ROUTES] = {
     [ROUTE_PDL] = "pdl",
     [ROUTE_PUSH_ALLREDUCE] = "push_allreduce",
+    [ROUTE_FUSED_ALLREDUCE] = "fused_allreduce",
     [ROUTE_GDN] = "gdn",
     [ROUTE_QSA] = "qsa",
     [ROUTE_GDN_CHUNK] = "gdn_chunk",

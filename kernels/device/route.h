@@ -16,6 +16,7 @@ extern "C" {
 typedef enum kernel_route {
     ROUTE_PDL,             /* programmatic dependent launch (device/launch.cuh) */
     ROUTE_PUSH_ALLREDUCE,  /* sums over ranks of few values without flags (push/push.h) */
+    ROUTE_FUSED_ALLREDUCE, /* one token's sums over ranks without a launch of their own (push/push_part.cuh) */
     ROUTE_GDN,             /* one token's convolution, recurrence and gated norm in one launch */
     ROUTE_QSA,             /* one token's attention between its projections in four launches */
     ROUTE_GDN_CHUNK,       /* many tokens' recurrence in chunks on the tensor cores */

@@ -20,7 +20,8 @@ typedef struct gr_mix_args {
     float rms_norm_eps;
     float *h;                   /* [n_tokens, hc_count, hidden_size]; written only with inject_before */
     const float *inject_before; /* [n_tokens, hc_count]; NULL: h is complete */
-    const activation_t *o;      /* [n_tokens, hidden_size], with inject_before */
+    activation_t *o;            /* [n_tokens, hidden_size], with inject_before */
+    bool receives;              /* o is written: the deferred sum of parts that all ranks sent (push/push_part.cuh) */
     const float *hc_norm;       /* [hc_count * hidden_size] */
     matrix_t down;              /* input_mix_weight_down [hc_lowrank, hc_count * hidden_size] */
     matrix_t up;                /* input_mix_weight_up [hc_count * hidden_size, hc_lowrank] */

@@ -15,6 +15,7 @@
 #include "device/device.cuh"
 #include "device/launch.cuh"
 #include "gr/gr_m1_chunk.cuh"
+#include "push/push_part.cuh"
 
 namespace {
 
@@ -89,9 +90,9 @@ constexpr __host__ __device__ int power_of_two_from(int n) { return n <= 1 ? 1 :
 
 /* A block's sums of GROUPS * ROWS rows of `matrix` (of its n_rows, from first_row on) over stream blockIdx.y; they are
  * sums[first_sum + row]. A thread holds ROWS rows' chunks at one place; row_warps warps together hold ROWS rows. */
-template <dtype_t DTYPE, int H, int S, int R, int ROWS, int GROUPS>
-__device__ __forceinline__ void sum_rows(stamp_t stamp, const gr_mix_args_t &args, const matrix_t &matrix, int n_rows,
-                                         int first_row, int first_sum) {
+template <dtype_t DTYPE, int H, int S, int R, int ROWS, int GROUPS, int RANKS>
+__device__ __forceinline__ void sum_rows(stamp_t stamp, const gr_mix_args_t &args, const push_args_t &push,
+                                         const matrix_t &matrix, int n_rows, int first_row, int first_sum) {
     typedef gr_chunk<DTYPE, S * H> chunk_t;
     constexpr int VALUES = chunk_t::VALUES, PLACES = H / VALUES, WARPS = row_warps(DTYPE, H);
     constexpr int N_SUMS = power_of_two_from(ROWS + 1); /* of each row, and of squares */
@@ -107,14 +108,34 @@ __device__ __forceinline__ void sum_rows(stamp_t stamp, const gr_mix_args_t &arg
     float x[VALUES], gain[VALUES];
     read_floats<VALUES>(args.hc_norm + stream * H + i, gain);
     next_start();
-    previous_wait(stamp);
+    __shared__ uint2 received[RANKS > 1 ? H / 4 : 1];
+    if constexpr (RANKS > 1) {
+        /* All parts have come: so all kernels before are at their end, but for what becomes visible elsewhere. The wait
+         * for that stands at this one's end, where it costs nothing, and in front where a stamp is due. */
+        if (stamp.n > 0) previous_wait(stamp);
+        push_part_receive<RANKS>(push, push_part_round(push), H, received);
+    } else {
+        previous_wait(stamp);
+    }
 
     float inject = args.inject_before ? args.inject_before[stream] : 0.0f;
     uint4 o[VALUES / 8];
     read_floats<VALUES>(args.h + stream * H + i, x);
+    if constexpr (RANKS > 1) {
+        __syncthreads();
 #pragma unroll
-    for (int j = 0; j < VALUES / 8; j++)
-        o[j] = args.inject_before ? ((const uint4 *)(args.o + i))[j] : make_uint4(0, 0, 0, 0);
+        for (int j = 0; j < VALUES / 8; j++)
+            o[j] = ((const uint4 *)received)[i / 8 + j];
+        if (first_sum + first_row + stream + group == 0 && is_inside) {
+#pragma unroll
+            for (int j = 0; j < VALUES / 8; j++)
+                ((uint4 *)(args.o + i))[j] = o[j];
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < VALUES / 8; j++)
+            o[j] = args.inject_before ? ((const uint4 *)(args.o + i))[j] : make_uint4(0, 0, 0, 0);
+    }
 #pragma unroll
     for (int j = 0; j < VALUES; j += 8) {
         float added[8];
@@ -141,6 +162,7 @@ __device__ __forceinline__ void sum_rows(stamp_t stamp, const gr_mix_args_t &arg
     if (threadIdx.x % WARP < N_SUMS) partial[threadIdx.x / WARP][threadIdx.x % WARP] = sum;
     __syncthreads();
     int row = first_row + threadIdx.x, r = threadIdx.x % ROWS;
+    if constexpr (RANKS > 1) previous_wait();
     if (threadIdx.x >= GROUPS * ROWS || row >= n_rows) return;
     group = threadIdx.x / ROWS;
     float squares = 0.0f;
@@ -161,22 +183,23 @@ template <int R, int ROWS, int GROUPS> struct down_grid {
 };
 
 /* Grid: (down_grid::BLOCKS, and one more for block_inject where there is one, S). */
-template <dtype_t DTYPE, int H, int S, int R, int ROWS, int GROUPS>
+template <dtype_t DTYPE, int H, int S, int R, int ROWS, int GROUPS, int RANKS>
 __global__ void __launch_bounds__(GROUPS *row_warps(DTYPE, H) * WARP)
-    gr_m1_down_kernel(stamp_t stamp, gr_mix_args_t args) {
+    gr_m1_down_kernel(stamp_t stamp, gr_mix_args_t args, const __grid_constant__ push_args_t push) {
     constexpr int F16_GROUPS = GROUPS * row_warps(DTYPE, H) / row_warps(DTYPE_F16, H);
     static_assert(F16_GROUPS * row_warps(DTYPE_F16, H) == GROUPS * row_warps(DTYPE, H), "block_inject by whole groups");
     if (blockIdx.x < down_grid<R, ROWS, GROUPS>::BLOCKS)
-        sum_rows<DTYPE, H, S, R, ROWS, GROUPS>(stamp, args, args.down, R, blockIdx.x * ROWS * GROUPS, 0);
+        sum_rows<DTYPE, H, S, R, ROWS, GROUPS, RANKS>(stamp, args, push, args.down, R, blockIdx.x * ROWS * GROUPS, 0);
     else
-        sum_rows<DTYPE_F16, H, S, R, (S + F16_GROUPS - 1) / F16_GROUPS, F16_GROUPS>(stamp, args, args.block_inject, S,
-                                                                                    0, R);
+        sum_rows<DTYPE_F16, H, S, R, (S + F16_GROUPS - 1) / F16_GROUPS, F16_GROUPS, RANKS>(stamp, args, push,
+                                                                                           args.block_inject, S, 0, R);
 }
 
 /* Grid: H / (WARPS * OUTPUTS), and one block more for inject. A warp has OUTPUTS outputs i, WARP / S lanes for each of
  * their S rows of up. Only this kernel writes h, each value by one block. */
 template <dtype_t DTYPE, int H, int S, int R, int OUTPUTS, int WARPS>
-__global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(gr_mix_args_t args) {
+__global__ void __launch_bounds__(WARPS *WARP)
+    gr_m1_up_kernel(gr_mix_args_t args, const __grid_constant__ push_args_t push) {
     typedef gr_chunk<DTYPE, R> chunk_t;
     constexpr int LANES = WARP / S, VALUES = chunk_t::VALUES, PLACES = R / VALUES;
     constexpr int CHUNKS = (PLACES + LANES - 1) / LANES, PASSES = (R + WARPS * WARP - 1) / (WARPS * WARP);
@@ -189,6 +212,7 @@ __global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(gr_mix_args_t arg
         previous_wait();
         int row = R + threadIdx.x;
         if (args.inject && row < R + S) args.inject[threadIdx.x] = 2.0f * quick_sigmoid(work->mean(row));
+        if (args.receives && threadIdx.x == 0) push_part_end(push);
         return;
     }
     int lane = threadIdx.x % LANES, stream = threadIdx.x % WARP / LANES;
@@ -243,15 +267,22 @@ __global__ void __launch_bounds__(WARPS *WARP) gr_m1_up_kernel(gr_mix_args_t arg
     if (stream == 0) args.u[i] = __float2half_rn(u * (1.0f / S));
 }
 
+/* Of the small model no more than tests run. */
+constexpr int most_ranks(int64_t hidden_size) { return hidden_size == 160 ? 4 : PUSH_MAX_RANKS; }
+
 /* ROWS, GROUPS, OUTPUTS and WARPS as measured. */
 template <dtype_t DTYPE, int H, int S, int R, int ROWS, int GROUPS, int OUTPUTS, int WARPS>
 status_t launch(const gr_mix_args_t *args, const device_queue_t *queue) {
     static_assert(sizeof(between<S, R>) <= 4 * (S * H + R), "the workspace of the general form is enough");
     unsigned int n_blocks = down_grid<R, ROWS, GROUPS>::BLOCKS + (args->inject ? 1 : 0);
-    launch_kernel(queue, gr_m1_down_kernel<DTYPE, H, S, R, ROWS, GROUPS>, dim3(n_blocks, S),
-                  GROUPS * row_warps(DTYPE, H) * WARP, 0, *args);
+    const push_args_t push = args->receives ? *queue->push : push_args_t{};
+    auto down = push.tp_size == 0   ? gr_m1_down_kernel<DTYPE, H, S, R, ROWS, GROUPS, 1>
+                : push.tp_size == 2 ? gr_m1_down_kernel<DTYPE, H, S, R, ROWS, GROUPS, 2>
+                : push.tp_size <= 4 ? gr_m1_down_kernel<DTYPE, H, S, R, ROWS, GROUPS, 4>
+                                    : gr_m1_down_kernel<DTYPE, H, S, R, ROWS, GROUPS, most_ranks(H)>;
+    launch_kernel(queue, down, dim3(n_blocks, S), GROUPS * row_warps(DTYPE, H) * WARP, 0, *args, push);
     launch_kernel(queue, gr_m1_up_kernel<DTYPE, H, S, R, OUTPUTS, WARPS>, H / (WARPS * OUTPUTS) + 1, WARPS * WARP, 0,
-                  *args);
+                  *args, push);
     return queue_check_launch("gr_mix");
 }
 
@@ -274,6 +305,18 @@ const char *gr_m1_refusal(const gr_mix_args_t *args) {
     for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++) {
         if (!is_aligned(operands[i])) return "an operand is not aligned to 16 bytes";
     }
+    return NULL;
+}
+
+const char *gr_m1_receive_refusal(const gr_mix_args_t *args, const device_queue_t *queue) {
+    const push_args_t *push = queue->push;
+    if (!push) return "needs push between the ranks";
+    const char *refusal = gr_m1_refusal(args);
+    if (refusal) return refusal;
+    if (push->tp_size > most_ranks(args->hidden_size)) return "more ranks than it was built for";
+    /* A block that waits holds its multiprocessor, which another rank's block may need to send. */
+    int64_t most_blocks = args->hc_count * (args->down.rows / 6 + 2);
+    if (!push->has_own_device && most_blocks * push->tp_size > queue->n_sms) return "ranks share a device";
     return NULL;
 }
 

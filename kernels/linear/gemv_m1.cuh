@@ -127,12 +127,19 @@ template <int ROWS> static __device__ __forceinline__ float rows_sum(const float
     }
 }
 
-/* The block's rows from `first_row` on, times x, by all threads of the block. Where it returns true the thread has the
+/* What else is done behind the wait, and whether the next kernel may start before it. */
+struct no_work {
+    static constexpr bool STARTS_EARLY = true;
+    __device__ __forceinline__ void operator()() const {}
+};
+
+/* The block's rows from `first_row` on, times x, by all threads of the block; `behind_wait` is called where earlier
+ * kernels are complete and nothing of theirs has been read. Where it returns true the thread has the
  * product of `row`; each row is some thread's, a few at the end of the matrix are two threads'. A block that calls it
  * again synchronizes in between. The matrix has ROWS rows or more. */
-template <typename form>
+template <typename form, typename behind_wait_t = no_work>
 static __device__ __forceinline__ bool gemv_m1(stamp_t stamp, const gemv_m1_t &args, int first_row, int *row,
-                                               float *product) {
+                                               float *product, const behind_wait_t &behind_wait = {}) {
     constexpr int ROWS = form::ROWS, WORDS = form::WORDS, LANES = form::LANES;
     constexpr bool IS_F16 = form::DTYPE == DTYPE_F16, IS_Q8 = form::DTYPE == DTYPE_Q8;
     const int lane = form::GROUPS == 1 ? threadIdx.x : threadIdx.x % LANES;
@@ -164,8 +171,9 @@ static __device__ __forceinline__ bool gemv_m1(stamp_t stamp, const gemv_m1_t &a
                 scales[i][r] = __ldg(s + r * n_scales + scale);
         }
     }
-    next_start();
+    if (behind_wait_t::STARTS_EARLY) next_start();
     previous_wait(stamp);
+    behind_wait();
 
     float sums[ROWS] = {}, products[ROWS][2] = {};
 #pragma unroll

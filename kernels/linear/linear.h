@@ -1,6 +1,8 @@
 #ifndef GALVANI_KERNELS_LINEAR_H
 #define GALVANI_KERNELS_LINEAR_H
 
+#include <stdbool.h>
+
 #include "base/activation.h"
 #include "base/matrix.h"
 #include "base/status.h"
@@ -20,6 +22,7 @@ typedef struct linear_args {
     const activation_t *x; /* [n_tokens, n_inputs] */
     activation_t *y;       /* [n_tokens, n_outputs]; must not overlap x */
     float *y_f32;          /* instead of y, where the result is wanted in FP32; one of the two is NULL */
+    bool sends;            /* y is not written but sent as this rank's part of a deferred sum (push/push_part.cuh) */
 } linear_args_t;
 
 enum { LINEAR_MAX_GEMV_TOKENS = 8 };

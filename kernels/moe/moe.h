@@ -32,6 +32,7 @@ typedef struct moe_args {
     float *weights;     /* [top_k] */
     float *shared_gate; /* [1] */
     activation_t *o;    /* [hidden_size] */
+    bool sends;         /* o is not written but sent as this rank's part of a deferred sum (push/push_part.cuh) */
     void *workspace;    /* moe_workspace_bytes */
 } moe_args_t;
 

@@ -12,6 +12,7 @@
 #include "device/launch.cuh"
 #include "experts/row_tile.cuh"
 #include "moe/moe.h"
+#include "push/push_part.cuh"
 #include "router/router.h"
 #include "router/top_k.cuh"
 #include "shared_expert/shared_expert.h"
@@ -37,10 +38,10 @@ struct moe_call {
     float *logits;
     const int32_t *chosen; /* the choice and its weights where another launch made them, else NULL */
     const float *weights;
-    float *shared_o;    /* [hidden_size]: the shared expert's part */
-    float *shared_gate; /* to be written, or NULL */
-    __half *act;        /* [top_k, intermediate], each eight in the order of permute8 */
-    __half *shared_act, *o;
+    float *shared_o;        /* [hidden_size]: the shared expert's part */
+    float *shared_gate;     /* to be written, or NULL */
+    __half *act;            /* [top_k, intermediate], each eight in the order of permute8 */
+    __half *shared_act, *o; /* o: NULL where its values are sent */
     bool norm_topk_prob, with_shared;
 };
 
@@ -259,7 +260,8 @@ __global__ void __launch_bounds__(MOE_UP_WARPS *WARP, 7) moe_gate_up_nvfp4_kerne
 
 /* Grid: tiles of 16 outputs. A warp a choice. */
 template <typename shape>
-__global__ void __launch_bounds__(shape::TOP_K *WARP, 2) moe_down_nvfp4_kernel(stamp_t stamp, moe_call call) {
+__global__ void __launch_bounds__(shape::TOP_K *WARP, 2)
+    moe_down_nvfp4_kernel(stamp_t stamp, moe_call call, const __grid_constant__ push_args_t push) {
     constexpr int H = shape::HIDDEN, M = shape::INTERMEDIATE, BLOCKS = M % 32 == 0 ? 2 : 1, K = shape::TOP_K;
     constexpr int PIECES = M / (16 * BLOCKS), STEPS = ceil_div(PIECES, 4), VECTORS = M / 8;
     __shared__ permuted_vector<M, BLOCKS> act[K];
@@ -283,8 +285,10 @@ __global__ void __launch_bounds__(shape::TOP_K *WARP, 2) moe_down_nvfp4_kernel(s
         high[i] = load_piece<BLOCKS>(codes + 8 * (M / 2), scales + 8 * (M / 16), piece);
     }
     float scale_2 = __ldg(call.experts.down_scale_2 + expert) * NVFP4_TILE_FACTOR;
-    next_start();
+    if (call.o) next_start();
     previous_wait(stamp);
+    if (!call.o) next_start(); /* only behind the wait, as push_part.cuh has it */
+    uint32_t round = call.o ? 0 : push_part_round(push);
 #pragma unroll
     for (int i = 0; i < ceil_div(VECTORS, WARP); i++) {
         int vector = i * WARP + lane;
@@ -315,7 +319,10 @@ __global__ void __launch_bounds__(shape::TOP_K *WARP, 2) moe_down_nvfp4_kernel(s
     for (int i = 0; i < K; i++)
         sum = fmaf(choice.weights[i], sums[i][threadIdx.x], sum);
     if (call.with_shared) sum += __ldcg(call.shared_o + output);
-    call.o[output] = __float2half_rn(sum);
+    if (call.o)
+        call.o[output] = __float2half_rn(sum);
+    else
+        push_part_send(push, round, output, __float2half_rn(sum));
     if (call.shared_gate && output == 0) *call.shared_gate = sigmoidf(__ldcg(call.logits + shape::N_EXPERTS));
 }
 
@@ -355,7 +362,7 @@ moe_call call_of(const moe_args_t *args, const device_queue_t *queue) {
     call.act = work.act;
     call.shared_act = work.shared_act;
     call.shared_o = work.shared_o;
-    call.o = args->o;
+    call.o = args->sends ? NULL : args->o;
     call.norm_topk_prob = args->norm_topk_prob;
     call.with_shared = is_wanted(queue, ROUTE_SHARED_GATE);
     return call;
@@ -372,7 +379,8 @@ template <typename shape> void launch_gate_up(const moe_call &call, const device
 }
 
 template <typename shape> void launch_down(const moe_call &call, const device_queue_t *queue) {
-    launch_kernel(queue, moe_down_nvfp4_kernel<shape>, shape::HIDDEN / TILE_ROWS, shape::TOP_K * WARP, 0, call);
+    const push_args_t push = queue->push ? *queue->push : push_args_t{};
+    launch_kernel(queue, moe_down_nvfp4_kernel<shape>, shape::HIDDEN / TILE_ROWS, shape::TOP_K * WARP, 0, call, push);
 }
 
 typedef struct variant {

@@ -20,7 +20,9 @@ enum {
     PUSH_SMALL_MAX_BLOCKS = 32,
     PUSH_SMALL_THREADS = 128,
     PUSH_SMALL_BLOCK_ITEMS = 4 * PUSH_SMALL_THREADS,
-    PUSH_SMALL_ITEMS = PUSH_SMALL_MAX_BLOCKS * PUSH_SMALL_BLOCK_ITEMS
+    PUSH_SMALL_ITEMS = PUSH_SMALL_MAX_BLOCKS * PUSH_SMALL_BLOCK_ITEMS,
+
+    PUSH_PART_ITEMS = 4096 /* most values of a sum that is deferred (push_part.cuh) */
 };
 
 /* Two 32-bit words of data, each with the round that it belongs to in the same 64 bits: data in the lower half. */
@@ -30,7 +32,7 @@ typedef struct push_word {
 
 /* A rank's own counts of the rounds that are over. */
 typedef struct push_counts {
-    uint32_t blocks[PUSH_MAX_BLOCKS], small_blocks[PUSH_SMALL_MAX_BLOCKS], pairs;
+    uint32_t blocks[PUSH_MAX_BLOCKS], small_blocks[PUSH_SMALL_MAX_BLOCKS], pairs, parts;
 } push_counts_t;
 
 /* What a rank's block of device memory holds for the others to write into. [2]: for even and for odd rounds. */
@@ -38,6 +40,7 @@ typedef struct push_mailbox {
     uint16_t values[2][PUSH_MAX_RANKS][PUSH_MAX_BLOCKS][PUSH_BLOCK_ITEMS]; /* that rank r's block b sent */
     push_word_t small[2][PUSH_MAX_RANKS][PUSH_SMALL_MAX_BLOCKS][PUSH_SMALL_THREADS];
     push_word_t pairs[2][PUSH_MAX_RANKS];               /* of the exchange in push.cuh */
+    uint32_t parts[2][PUSH_MAX_RANKS][PUSH_PART_ITEMS]; /* of deferred sums (push_part.cuh) */
     uint32_t flags[2][PUSH_MAX_RANKS][PUSH_MAX_BLOCKS]; /* the round that `values` belong to */
     push_counts_t counts;
 } push_mailbox_t;

@@ -122,6 +122,11 @@ typedef struct backend_ops {
     /* Sum over ranks in rank order, the same bits on every rank. Collective. */
     status_t (*all_reduce)(backend_t *backend, activation_t *data, size_t n);
 
+    /* Whether a sum over ranks of one token may be left to the gr_mix behind it: `producer` (NULL: moe_down, in the
+     * joined form) then `sends` and `next` `receives`. NULL where the backend never does. To be asked once a sum, the
+     * same on every rank. */
+    bool (*defers_sum)(backend_t *backend, const linear_args_t *producer, const gr_mix_args_t *next);
+
     /* Bytes of scratch that an op needs for such arguments; pointers may be NULL. */
     size_t (*gr_mix_workspace_bytes)(const gr_mix_args_t *args);
     size_t (*gdn_core_workspace_bytes)(const gdn_core_args_t *args);

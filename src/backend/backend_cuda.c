@@ -13,6 +13,8 @@
 #include "backend/state_cuda.h"
 #include "backend/transfer_cuda.h"
 #include "base/log.h"
+#include "gr/gr_m1.h"
+#include "linear/linear_m1.h"
 #include "push/push.h"
 
 static status_t cuda_adopt_matrix(backend_t *backend, matrix_t *matrix) {
@@ -132,6 +134,21 @@ OP(lm_head)
 OP(argmax)
 #undef OP
 
+static const char *defer_refusal(const device_queue_t *queue, const linear_args_t *producer,
+                                 const gr_mix_args_t *next) {
+    if (!queue->routes[ROUTE_GR].wanted) return "part of gr";
+    if (producer && !queue->routes[ROUTE_GEMV_M1].wanted) return "part of gemv_m1";
+    if (!producer && !queue->routes[ROUTE_SHARED_GATE].wanted) return "part of shared_gate";
+    const char *refusal = producer ? linear_m1_refusal(producer) : NULL;
+    return refusal ? refusal : gr_m1_receive_refusal(next, queue);
+}
+
+static bool cuda_defers_sum(backend_t *backend, const linear_args_t *producer, const gr_mix_args_t *next) {
+    const device_queue_t *queue = &state_of(backend)->queue;
+    if (comm_tp_size(backend->comm) == 1 || next->hidden_size > PUSH_PART_ITEMS) return false;
+    return route_take(queue, ROUTE_FUSED_ALLREDUCE, defer_refusal(queue, producer, next));
+}
+
 static bool cuda_moe_is_joined(backend_t *backend, const moe_args_t *args) {
     return moe_is_joined(args, &state_of(backend)->queue);
 }
@@ -224,6 +241,7 @@ static const backend_ops_t cuda_ops = {
     .router = cuda_router,
     .experts = cuda_experts,
     .shared_expert = cuda_shared_expert,
+    .defers_sum = cuda_defers_sum,
     .moe_is_joined = cuda_moe_is_joined,
     .moe_in = cuda_moe_in,
     .moe_gate_up = cuda_moe_gate_up,
@@ -303,6 +321,7 @@ status_t backend_cuda_create(const backend_args_t *backend_args, backend_t **bac
     if (comm_tp_size(comm) > 1) {
         const all_reduce_args_t args = {.comm = comm, .queue = &state->queue, .route = route};
         TRY_GOTO(all_reduce_create(&args, &state->all_reduce), failed);
+        state->queue.push = all_reduce_get_push(state->all_reduce);
         created->can_record = all_reduce_get_route(state->all_reduce) != ALL_REDUCE_MPI;
         if (!all_reduce_get_push(state->all_reduce)) created->advance_refusal = "needs push between the ranks";
         log_info("comm     %s", all_reduce_route_name(all_reduce_get_route(state->all_reduce)));

@@ -26,6 +26,7 @@ static void set_counts(push_counts_t *counts, uint32_t round) {
     for (int block = 0; block < PUSH_SMALL_MAX_BLOCKS; block++)
         counts->small_blocks[block] = round;
     counts->pairs = round;
+    counts->parts = round;
 }
 
 static status_t make_mailbox(push_t *push, uint32_t first_round, invitation_t *invitation) {

@@ -9,19 +9,22 @@
 /* H200: measured, docs/performance.md. A chain of 97 pairs of GR launches of 6.6 MB, of which the bytes are 1.55 us,
  * took 7.7 to 8.2 us a pair without overlap and 6.1 with it; projections of 16 to 84 MB took their bytes' time. V100:
  * 830 GB/s is what the best published kernels reach. A launch is taken to cost what H200's does at its clock (1.98
- * against 1.53 GHz); a sum takes what others measured on four of them. */
+ * against 1.53 GHz); a sum takes what others measured on four of them, a fused one as large a part of it as on two
+ * H200. */
 const cost_device_t cost_devices[] = {
     {.name = "H200",
      .bytes_per_s = 4240e9,
      .launch_us = 2.4,
      .overlap_us = 3.0,
      .sum_us = 2.0,
+     .fused_sum_us = 1.3,
      .host_us = 33,
      .source = "measured"},
     {.name = "V100",
      .bytes_per_s = 830e9,
      .launch_us = 3.1,
      .sum_us = 2.8,
+     .fused_sum_us = 1.8,
      .host_us = 33,
      .source = "modelled: launch and host from the H200, launch by the clocks' ratio"},
 };
@@ -185,6 +188,21 @@ static void add_moe(const cost_args_t *args, cost_t *cost) {
                     .bytes = matrix_bytes(plain, 3 * local->shared_intermediate, H)});
 }
 
+/* Sums over ranks of what mixers and MoE blocks put out. One in front of a PLE layer is never deferred. */
+static void add_sums(const cost_args_t *args, cost_t *cost) {
+    int64_t layers = args->config->num_hidden_layers, n_sums[2] = {layers, layers};
+    if (args->routes_taken[ROUTE_FUSED_ALLREDUCE]) {
+        n_sums[0] = n_sums[1] = 0;
+        for (int64_t i = 0; i < args->config->n_ple_layers; i++)
+            n_sums[1] += args->config->ple_layers[i] > 0;
+        cost->n_fused_sums = 2 * layers - n_sums[1];
+    }
+    for (int i = 0; i < 2; i++)
+        add(args, cost,
+            (cost_op_t){
+                .name = i ? "moe_all_reduce" : "attention_all_reduce", .group = OP_GROUP_COMM, .n_calls = n_sums[i]});
+}
+
 void cost_build(const cost_args_t *args, cost_t *cost) {
     const model_config_t *config = args->config;
     *cost = (cost_t){.runs_ahead = args->runs_ahead};
@@ -198,11 +216,7 @@ void cost_build(const cost_args_t *args, cost_t *cost) {
     add_gdn(args, cost);
     add_qsa(args, cost);
     add_moe(args, cost);
-    for (int i = 0; i < 2 && args->local.tp_size > 1; i++)
-        add(args, cost,
-            (cost_op_t){.name = i ? "moe_all_reduce" : "attention_all_reduce",
-                        .group = OP_GROUP_COMM,
-                        .n_calls = config->num_hidden_layers});
+    if (args->local.tp_size > 1) add_sums(args, cost);
     add(args, cost,
         (cost_op_t){.name = "lm_head",
                     .group = OP_GROUP_LM_HEAD,
@@ -241,7 +255,7 @@ int64_t cost_launches(const cost_t *cost) {
 
 double cost_group_ms(const cost_t *cost, const cost_device_t *device, bool overlaps, op_group_t group) {
     if (group == OP_GROUP_HOST_GAP) return cost->runs_ahead ? 0 : device->host_us / 1e3;
-    double us = 0;
+    double us = group == OP_GROUP_GR ? (double)cost->n_fused_sums * device->fused_sum_us : 0;
     for (int i = 0; i < cost->n_ops; i++) {
         const cost_op_t *op = &cost->ops[i];
         if (op->group != group || op->n_launches == 0) continue;

@@ -44,6 +44,7 @@ enum { COST_MAX_OPS = 32 };
 typedef struct cost {
     cost_op_t ops[COST_MAX_OPS]; /* in the order of a step */
     int n_ops;
+    int64_t n_fused_sums; /* over ranks, without a launch (route fused_allreduce) */
     bool runs_ahead;
 } cost_t;
 
@@ -62,8 +63,9 @@ typedef struct cost_device {
     double overlap_us;  /* the least that it takes where its start, and the loading of its weights, overlap with the end
                            of that one (route pdl); its bytes take longer or are free. 0: nothing overlaps */
     double sum_us;      /* a sum of hidden_size FP16 values over ranks by push, in place of a launch */
-    double host_us;     /* between a step and the next, where the host chooses the token */
-    const char *source; /* of the figures */
+    double fused_sum_us; /* what such a sum adds to gr_mix (route fused_allreduce) */
+    double host_us;      /* between a step and the next, where the host chooses the token */
+    const char *source;  /* of the figures */
 } cost_device_t;
 
 extern const cost_device_t cost_devices[];

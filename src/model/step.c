@@ -46,20 +46,20 @@ static status_t all_reduce(step_t *step, const char *name, activation_t *data, i
 }
 
 /* (u, inject) = GR(h), for the tokens from first_token on; what is pending of them is added to h. */
-static status_t gr_mix(step_t *step, const gr_weights_t *weights, int64_t first_token) {
-    backend_t *backend = step->args.backend;
+static gr_mix_args_t gr_mix_args(const step_t *step, const gr_weights_t *weights, int64_t first_token) {
     const model_config_t *config = step->args.config;
     int64_t S = config->hc_count, hidden_size = config->hidden_size;
-    size_t o_offset = (size_t)(first_token * hidden_size) * backend->ops->activation_bytes;
+    size_t o_offset = (size_t)(first_token * hidden_size) * step->args.backend->ops->activation_bytes;
     float *inject = step->injected == step->inject[0] ? step->inject[1] : step->inject[0];
-    const gr_mix_args_t args = {
+    return (gr_mix_args_t){
         .n_tokens = step->n_tokens,
         .hc_count = S,
         .hidden_size = hidden_size,
         .rms_norm_eps = (float)config->rms_norm_eps,
         .h = step->h + first_token * S * hidden_size,
         .inject_before = step->is_pending ? step->injected + first_token * S : NULL,
-        .o = (const void *)((const char *)step->o + o_offset),
+        .o = (void *)((char *)step->o + o_offset),
+        .receives = step->is_deferred,
         .hc_norm = weights->hc_norm,
         .down = weights->down,
         .up = weights->up,
@@ -68,10 +68,34 @@ static status_t gr_mix(step_t *step, const gr_weights_t *weights, int64_t first_
         .inject = weights->block_inject.data ? inject : NULL,
         .workspace = step->workspace,
     };
+}
+
+static status_t gr_mix(step_t *step, const gr_weights_t *weights, int64_t first_token) {
+    backend_t *backend = step->args.backend;
+    const gr_mix_args_t args = gr_mix_args(step, weights, first_token);
     RUN(step, OP_GROUP_GR, "gr_mix", backend->ops->gr_mix(backend, &args));
-    step->injected = inject;
-    step->is_pending = false;
+    step->injected = step->injected == step->inject[0] ? step->inject[1] : step->inject[0];
+    step->is_pending = step->is_deferred = false;
     return STATUS_OK;
+}
+
+/* Whether the sum over ranks of o, which `producer` makes (NULL: the joined MoE), is left to `next`, the mixer that
+ * follows; NULL where something else reads o first. */
+static bool defers_sum(const step_t *step, const linear_args_t *producer, const gr_weights_t *next) {
+    backend_t *backend = step->args.backend;
+    if (step->n_tokens != 1 || !next || !backend->ops->defers_sum) return false;
+    const gr_mix_args_t args = gr_mix_args(step, next, 0);
+    return backend->ops->defers_sum(backend, producer, &args);
+}
+
+/* o = sum over ranks of weight x: now, or by `next`. */
+static status_t output_proj(step_t *step, const char *name, matrix_t weight, const gr_weights_t *next) {
+    backend_t *backend = step->args.backend;
+    linear_args_t args = {.n_tokens = step->n_tokens, .weight = weight, .x = step->mixed, .y = step->o};
+    step->is_deferred = args.sends = defers_sum(step, &args, next);
+    RUN(step, OP_GROUP_PROJECTIONS, name, backend->ops->linear(backend, &args));
+    if (step->is_deferred) return STATUS_OK;
+    return all_reduce(step, "attention_all_reduce", step->o, step->args.config->hidden_size);
 }
 
 /* h[s] += inject[s] * o now, if that is pending: for what reads h and is no gr_mix. */
@@ -142,8 +166,8 @@ static status_t ple(step_t *step, const ple_weights_t *weights, layer_state_t *s
     return STATUS_OK;
 }
 
-/* o = this rank's part of GDN(u) */
-static status_t gdn(step_t *step, const gdn_weights_t *weights, layer_state_t *state) {
+/* o = GDN(u); `next` as in output_proj */
+static status_t gdn(step_t *step, const gdn_weights_t *weights, layer_state_t *state, const gr_weights_t *next) {
     backend_t *backend = step->args.backend;
     const model_config_t *config = step->args.config;
     const gdn_core_args_t core = {
@@ -168,11 +192,11 @@ static status_t gdn(step_t *step, const gdn_weights_t *weights, layer_state_t *s
     };
     TRY(linear(step, OP_GROUP_PROJECTIONS, "gdn_in_proj", weights->in_proj, step->u, step->projected));
     RUN(step, OP_GROUP_GDN_CORE, "gdn_core", backend->ops->gdn_core(backend, &core));
-    return linear(step, OP_GROUP_PROJECTIONS, "gdn_out_proj", weights->out_proj, step->mixed, step->o);
+    return output_proj(step, "gdn_out_proj", weights->out_proj, next);
 }
 
-/* o = this rank's part of QSA(u) */
-static status_t qsa(step_t *step, const qsa_weights_t *weights, layer_state_t *state) {
+/* o = QSA(u); `next` as in output_proj */
+static status_t qsa(step_t *step, const qsa_weights_t *weights, layer_state_t *state, const gr_weights_t *next) {
     backend_t *backend = step->args.backend;
     const model_config_t *config = step->args.config;
     const qsa_prepare_args_t prepare = {
@@ -223,15 +247,15 @@ static status_t qsa(step_t *step, const qsa_weights_t *weights, layer_state_t *s
         RUN(step, OP_GROUP_QSA, "qsa_select", backend->ops->qsa_select(backend, &select));
         RUN(step, OP_GROUP_QSA, "qsa_attend", backend->ops->qsa_attend(backend, &attend));
     }
-    return linear(step, OP_GROUP_PROJECTIONS, "qsa_o_proj", weights->o_proj, step->mixed, step->o);
+    return output_proj(step, "qsa_o_proj", weights->o_proj, next);
 }
 
 /* moe for one token, where the backend has it joined; `joined` says whether it was done. The shared expert's time goes
  * to router and experts. */
-static status_t joined_moe(step_t *step, const moe_weights_t *weights, bool *joined) {
+static status_t joined_moe(step_t *step, const moe_weights_t *weights, const gr_weights_t *next, bool *joined) {
     backend_t *backend = step->args.backend;
     const model_config_t *config = step->args.config;
-    const moe_args_t args = {
+    moe_args_t args = {
         .n_experts = config->num_experts,
         .top_k = config->num_experts_per_tok,
         .hidden_size = config->hidden_size,
@@ -252,18 +276,19 @@ static status_t joined_moe(step_t *step, const moe_weights_t *weights, bool *joi
     };
     *joined = step->n_tokens == 1 && backend->ops->moe_is_joined && backend->ops->moe_is_joined(backend, &args);
     if (!*joined) return STATUS_OK;
+    step->is_deferred = args.sends = defers_sum(step, NULL, next);
     RUN(step, OP_GROUP_ROUTER, "moe_in", backend->ops->moe_in(backend, &args));
     RUN(step, OP_GROUP_EXPERTS, "moe_gate_up", backend->ops->moe_gate_up(backend, &args));
     RUN(step, OP_GROUP_EXPERTS, "moe_down", backend->ops->moe_down(backend, &args));
     return STATUS_OK;
 }
 
-/* o = this rank's part of MoE(u), routed and shared experts together */
-static status_t moe(step_t *step, const moe_weights_t *weights) {
+/* o = this rank's part of MoE(u), routed and shared experts together; the sum is left to `next` where is_deferred */
+static status_t moe(step_t *step, const moe_weights_t *weights, const gr_weights_t *next) {
     backend_t *backend = step->args.backend;
     const model_config_t *config = step->args.config;
     bool joined;
-    TRY(joined_moe(step, weights, &joined));
+    TRY(joined_moe(step, weights, next, &joined));
     if (joined) return STATUS_OK;
     const router_args_t router = {
         .n_tokens = step->n_tokens,
@@ -305,8 +330,9 @@ static status_t moe(step_t *step, const moe_weights_t *weights) {
     return STATUS_OK;
 }
 
-static status_t run_layer(step_t *step, const layer_weights_t *weights, layer_state_t *state) {
-    int64_t hidden_size = step->args.config->hidden_size;
+/* `next` is the mixer behind the layer; NULL where something else reads o first. */
+static status_t run_layer(step_t *step, const layer_weights_t *weights, layer_state_t *state,
+                          const gr_weights_t *next) {
     if (weights->ple) {
         TRY(gr_inject(step));
         TRY(ple(step, weights->ple, state));
@@ -314,15 +340,14 @@ static status_t run_layer(step_t *step, const layer_weights_t *weights, layer_st
 
     TRY(gr_mix(step, &weights->attn_hc, 0));
     if (step->args.config->layer_types[step->layer] == LAYER_GDN)
-        TRY(gdn(step, &weights->gdn, state));
+        TRY(gdn(step, &weights->gdn, state, &weights->mlp_hc));
     else
-        TRY(qsa(step, &weights->qsa, state));
-    TRY(all_reduce(step, "attention_all_reduce", step->o, hidden_size));
+        TRY(qsa(step, &weights->qsa, state, &weights->mlp_hc));
     step->is_pending = true;
 
     TRY(gr_mix(step, &weights->mlp_hc, 0));
-    TRY(moe(step, &weights->moe));
-    TRY(all_reduce(step, "moe_all_reduce", step->o, hidden_size));
+    TRY(moe(step, &weights->moe, next));
+    if (!step->is_deferred) TRY(all_reduce(step, "moe_all_reduce", step->o, step->args.config->hidden_size));
     step->is_pending = true;
     return STATUS_OK;
 }
@@ -362,11 +387,15 @@ status_t step_compute(step_t *step, const weights_t *weights, sequence_t *sequen
                       bool want_logits) {
     step->n_tokens = n_tokens;
     step->layer = -1;
-    step->is_pending = false;
+    step->is_pending = step->is_deferred = false;
     TRY(embed(step, weights->embed));
     for (int64_t layer = 0; layer < step->args.config->num_hidden_layers; layer++) {
         step->layer = (int32_t)layer;
-        TRY(run_layer(step, &weights->layers[layer], &sequence->layers[layer]));
+        const gr_weights_t *next = &weights->final_hc;
+        if (layer + 1 < step->args.config->num_hidden_layers)
+            next = weights->layers[layer + 1].ple ? NULL : &weights->layers[layer + 1].attn_hc;
+        TRY(run_layer(step, &weights->layers[layer], &sequence->layers[layer],
+                      step->observer || (next == &weights->final_hc && !want_logits) ? NULL : next));
         if (!step->observer) continue;
         TRY(gr_inject(step));
         step->observer(step->observer_context, layer, step->h, n_tokens);

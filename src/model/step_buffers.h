@@ -32,6 +32,7 @@ struct step {
     int32_t layer;         /* -1 outside the layers */
     const float *injected; /* the inject that the last gr_mix gave */
     bool is_pending;       /* h still lacks injected * o, which the next gr_mix adds */
+    bool is_deferred;      /* and o is still to be summed over the ranks, by that gr_mix too */
 
     /* Buffers for C = max_tokens tokens, in backend memory. */
     step_input_t *input;

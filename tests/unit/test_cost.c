@@ -101,7 +101,8 @@ static void the_cache_is_read_as_far_as_it_is_attended(void **state) {
 
 static void time_is_launches_and_bytes(void **state) {
     (void)state;
-    cost_device_t device = {.bytes_per_s = 1e12, .launch_us = 2, .overlap_us = 3, .sum_us = 5, .host_us = 40};
+    cost_device_t device = {
+        .bytes_per_s = 1e12, .launch_us = 2, .overlap_us = 3, .sum_us = 5, .fused_sum_us = 4, .host_us = 40};
     cost_t cost;
     build(2, DTYPE_F16, &cost);
     double bytes = cost_group_bytes(&cost, OP_GROUP_EXPERTS);
@@ -117,6 +118,15 @@ static void time_is_launches_and_bytes(void **state) {
     /* Two sums a layer, and one for the n-gram rows. */
     assert_true(fabs(cost_group_ms(&cost, &device, true, OP_GROUP_COMM) - 97 * 5e-3) < 1e-9);
     assert_true(cost_group_ms(&cost, &device, true, OP_GROUP_HOST_GAP) == 0.04);
+    /* All but that and the one in front of it, with the mixers that follow. */
+    double gr_ms = cost_group_ms(&cost, &device, true, OP_GROUP_GR);
+    cost_args_t fused = {.config = &config, .local = local_shape(&config, 0, 2), .dense = DTYPE_F16};
+    fused.routes_taken[ROUTE_FUSED_ALLREDUCE] = true;
+    cost_t with;
+    cost_build(&fused, &with);
+    assert_int_equal(cost_launches(&cost) - cost_launches(&with), 95);
+    assert_true(fabs(cost_group_ms(&with, &device, true, OP_GROUP_COMM) - 2 * 5e-3) < 1e-9);
+    assert_true(fabs(cost_group_ms(&with, &device, true, OP_GROUP_GR) - gr_ms - 95 * 4e-3) < 1e-9);
     int64_t n_launches = cost_launches(&cost);
     const cost_args_t ahead = {.config = &config, .local = local_shape(&config, 0, 2), .runs_ahead = true};
     cost_build(&ahead, &cost);
