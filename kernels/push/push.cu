@@ -102,11 +102,12 @@ status_t launch_push(const push_args_t *args, const device_queue_t *queue) {
     if (args->n_items <= PUSH_SMALL_ITEMS && route_take(queue, ROUTE_PUSH_ALLREDUCE, NULL)) {
         launch_push_small(args, queue);
     } else {
-        int64_t n_items = (int64_t)args->n_items, block_items = (n_items + PUSH_MAX_BLOCKS - 1) / PUSH_MAX_BLOCKS;
+        int64_t n_items = (int64_t)args->n_items, most = args->has_own_device ? PUSH_MAX_BLOCKS : PUSH_SHARED_BLOCKS;
+        int64_t block_items = (n_items + most - 1) / most;
         block_items = (block_items + MIN_BLOCK_ITEMS - 1) / MIN_BLOCK_ITEMS * MIN_BLOCK_ITEMS;
         if (block_items > PUSH_BLOCK_ITEMS) block_items = PUSH_BLOCK_ITEMS;
         int64_t n_blocks = (n_items + block_items - 1) / block_items;
-        if (n_blocks > PUSH_MAX_BLOCKS) n_blocks = PUSH_MAX_BLOCKS;
+        if (n_blocks > most) n_blocks = most;
         launch_kernel(queue, push_f16_kernel, (unsigned int)n_blocks, THREADS, 0, *args, (int)block_items);
     }
     return queue_check_launch("push");

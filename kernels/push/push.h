@@ -13,7 +13,8 @@ extern "C" {
 
 enum {
     PUSH_MAX_RANKS = 8,
-    PUSH_MAX_BLOCKS = 64,    /* few enough that kernels of all ranks fit one device together */
+    PUSH_MAX_BLOCKS = 128,
+    PUSH_SHARED_BLOCKS = 64, /* where ranks share a device: few enough that kernels of all fit it together */
     PUSH_BLOCK_ITEMS = 4096, /* FP16 values that one block moves in one round at most */
 
     /* The form for few values. */
@@ -79,7 +80,7 @@ typedef struct push_args {
     push_mailbox_t *mailboxes[PUSH_MAX_RANKS]; /* [tp_size], [tp_rank] is this rank's own */
     int32_t *fault;                            /* in mapped host memory, 0 at first */
     int64_t limit_ns;
-    bool has_own_device; /* no other rank's kernels run on this device: blocks that wait take nothing from them */
+    bool has_own_device; /* no two ranks share one: blocks that wait take nothing from others. The same on all ranks */
     activation_t *data;  /* [n_items], aligned to 16 bytes */
     size_t n_items;      /* any */
 } push_args_t;

@@ -51,12 +51,14 @@ static status_t make_mailbox(push_t *push, uint32_t first_round, invitation_t *i
 }
 
 static status_t open_mailboxes(push_t *push, const invitation_t *invitations) {
-    const char *own_bus = invitations[push->args.tp_rank].bus;
     push->args.has_own_device = true;
+    for (int rank = 0; rank < push->args.tp_size; rank++) {
+        for (int other = 0; other < rank; other++)
+            if (strcmp(invitations[rank].bus, invitations[other].bus) == 0) push->args.has_own_device = false;
+    }
     for (int rank = 0; rank < push->args.tp_size; rank++) {
         if (rank == push->args.tp_rank) continue;
         void *memory;
-        if (strcmp(invitations[rank].bus, own_bus) == 0) push->args.has_own_device = false;
         TRY(check_cuda(cudaIpcOpenMemHandle(&memory, invitations[rank].handle, cudaIpcMemLazyEnablePeerAccess),
                        "reaching another rank's push buffers"));
         push->args.mailboxes[rank] = memory;
