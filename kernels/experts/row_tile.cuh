@@ -47,6 +47,23 @@ static __device__ __forceinline__ float2 finish_rows(const row_sums &sums) {
     return rows;
 }
 
+/* The form for eight lanes a row, so that a warp reads whole lines of 128 bytes: lane 8 r + l holds the pieces of rows
+ * r and r + 4 whose numbers are l modulo 8, and knows those of the vector. To the tensor cores these are rows 2 r and
+ * 2 r + 1 of the tile, and the vector's pieces columns: even columns hold those of even rows, odd ones of odd rows.
+ * Gives the sums of rows r and r + 4 in each of these lanes. */
+static __device__ __forceinline__ float2 finish_whole_lines(const row_sums &sums) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    int own = threadIdx.x / 4 % 2; /* of the two columns that this lane has */
+    float2 rows = make_float2(own ? sums.even[1] + sums.odd[1] : sums.even[0] + sums.odd[0],
+                              own ? sums.even[3] + sums.odd[3] : sums.even[2] + sums.odd[2]);
+#else
+    float2 rows = finish_rows(sums);
+#endif
+    rows.x += __shfl_xor_sync(0xFFFFFFFFu, rows.x, 4);
+    rows.y += __shfl_xor_sync(0xFFFFFFFFu, rows.y, 4);
+    return rows;
+}
+
 /* Eight FP16 weights of each row and the vector's values in the same order. */
 static __device__ __forceinline__ void add_f16(row_sums &sums, uint4 low, uint4 high, uint4 x) {
     add_products(sums.even, low.x, low.y, high.x, high.y, x.x, x.y);
@@ -65,12 +82,14 @@ template <> struct nvfp4_piece<2> {
 };
 
 template <int BLOCKS>
-static __device__ __forceinline__ nvfp4_piece<BLOCKS> load_piece(const uint8_t *codes, const uint8_t *scales,
-                                                                 int piece) {
-    nvfp4_piece<BLOCKS> loaded;
-    loaded.codes = __ldg((const decltype(loaded.codes) *)codes + piece);
-    loaded.scales = __ldg((const decltype(loaded.scales) *)scales + piece);
-    return loaded;
+static __device__ __forceinline__ void load_codes(const uint8_t *codes, int piece, nvfp4_piece<BLOCKS> *loaded) {
+    loaded->codes = __ldg((const decltype(loaded->codes) *)codes + piece);
+}
+
+/* From shared memory: scales are few bytes of many lines, so a block copies those of all its rows at once. */
+template <int BLOCKS>
+static __device__ __forceinline__ void read_scales(const uint8_t *scales, int piece, nvfp4_piece<BLOCKS> *loaded) {
+    loaded->scales = ((const decltype(loaded->scales) *)scales)[piece];
 }
 
 /* An E4M3 scale times 2^7, twice. */

@@ -39,7 +39,7 @@ typedef struct moe_args {
 size_t moe_cuda_workspace_bytes(const moe_args_t *args);
 
 /* Whether the three below can be taken instead of router, experts and shared_expert (routes `nvfp4_m1`, `router` and
- * `shared_gate`). To be asked before each moe_in. */
+ * `shared_gate`). To be asked before each moe_in; the three follow in order. */
 bool moe_is_joined(const moe_args_t *args, const device_queue_t *queue);
 
 /* Logits, and the shared expert's activation. */

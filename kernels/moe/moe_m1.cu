@@ -3,57 +3,19 @@
  *
  * - moe_in: router and the shared expert's gate and up, loaded before the wait.
  * - moe_gate_up: the shared expert's down, loaded before the wait; each other block chooses the experts for itself,
- *   then gate and up of its choice.
- * - moe_down: chooses as well and loads down before the wait, for what the choice rests on is there by then; sums over
- *   the choices in their order.
+ *   then gate and up of its choice. One block only chooses, and publishes experts and weights.
+ * - moe_down: takes the published choice and loads down before the wait; sums over the choices in their order.
  *
  * On one rank of the full model they move 9.2, 21.7 and 9.2 MB. Pointers are aligned to 16 bytes. */
 
 #include "device/launch.cuh"
 #include "experts/row_tile.cuh"
-#include "moe/moe.h"
+#include "moe/moe_m1.cuh"
 #include "push/push_part.cuh"
 #include "router/router.h"
-#include "router/top_k.cuh"
 #include "shared_expert/shared_expert.h"
 
 namespace {
-
-/* Sizes of one model on one rank. */
-template <int N_EXPERTS_, int TOP_K_, int HIDDEN_, int INTERMEDIATE_> struct moe_shape {
-    enum {
-        N_EXPERTS = N_EXPERTS_,
-        TOP_K = TOP_K_,
-        HIDDEN = HIDDEN_,
-        INTERMEDIATE = INTERMEDIATE_ /* routed and shared */
-    };
-};
-
-__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-/* What the three kernels take. */
-struct moe_call {
-    const __half *u, *router, *shared_gate_up, *shared_down;
-    expert_weights_t experts;
-    float *logits;
-    const int32_t *chosen; /* the choice and its weights where another launch made them, else NULL */
-    const float *weights;
-    float *shared_o;        /* [hidden_size]: the shared expert's part */
-    float *shared_gate;     /* to be written, or NULL */
-    __half *act;            /* [top_k, intermediate], each eight in the order of permute8 */
-    __half *shared_act, *o; /* o: NULL where its values are sent */
-    bool norm_topk_prob, with_shared;
-};
-
-/* A load that stays before the wait: the compiler moves __ldg behind it. */
-__device__ __forceinline__ uint4 load_ahead(const uint4 *address) {
-    uint4 value;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "l"(address)
-                 : "memory");
-    return value;
-}
 
 enum { MOE_IN_WARPS = 16, MOE_UP_WARPS = 4 };
 
@@ -85,6 +47,7 @@ __global__ void __launch_bounds__(MOE_IN_WARPS *WARP, 2) moe_in_f16_kernel(stamp
     }
     next_start();
     previous_wait(stamp);
+    if (blockIdx.x == 0 && threadIdx.x < shape::TOP_K) publish(call.choice + threadIdx.x, NOT_CHOSEN);
 #pragma unroll
     for (int i = 0; i < ceil_div(VECTORS, MOE_IN_WARPS * WARP); i++) {
         int vector = i * MOE_IN_WARPS * WARP + threadIdx.x;
@@ -114,18 +77,6 @@ __global__ void __launch_bounds__(MOE_IN_WARPS *WARP, 2) moe_in_f16_kernel(stamp
         if (first + row <= shape::N_EXPERTS) call.logits[first + row] = sum;
     } else if (row < 8) {
         call.shared_act[tile * 8 + row] = __float2half_rn(siluf(sum) * other);
-    }
-}
-
-/* The choice, by all threads of a block. */
-template <typename shape, int N_WARPS, bool WEIGHTS, typename load_t>
-__device__ __forceinline__ void choose(const moe_call &call, load_t load,
-                                       top_k_choice<shape::N_EXPERTS, shape::TOP_K> *choice) {
-    if (!call.chosen) {
-        choose_top_k<N_WARPS, WEIGHTS>(load, call.norm_topk_prob, choice);
-    } else if (threadIdx.x < shape::TOP_K) {
-        choice->experts[threadIdx.x] = __ldcg(call.chosen + threadIdx.x);
-        choice->weights[threadIdx.x] = __ldcg(call.weights + threadIdx.x);
     }
 }
 
@@ -183,26 +134,38 @@ __device__ __forceinline__ void shared_down(stamp_t stamp, const moe_call &call,
     }
 }
 
-/* Grid: blocks of the shared expert's down, whose weights come while the other blocks wait for the choice; then for
- * each choice its groups of 8 gate and 8 up rows. The warps of a block share the columns. */
+/* Grid: blocks of the shared expert's down, whose weights come while the other blocks wait for the choice; one that
+ * publishes the choice; then for each choice its groups of 8 gate and 8 up rows. The warps of a block share the
+ * columns. */
 template <typename shape>
 __global__ void __launch_bounds__(MOE_UP_WARPS *WARP, 7) moe_gate_up_nvfp4_kernel(stamp_t stamp, moe_call call) {
     constexpr int H = shape::HIDDEN, M = shape::INTERMEDIATE, K = shape::TOP_K, THREADS = MOE_UP_WARPS * WARP;
     constexpr int BLOCKS = H % 32 == 0 ? 2 : 1, PIECES = H / (16 * BLOCKS), GROUPS = M / 8;
-    constexpr int STEPS = ceil_div(ceil_div(PIECES, 4), MOE_UP_WARPS);
-    constexpr bool EVEN = PIECES % (4 * MOE_UP_WARPS) == 0;
+    constexpr int ROW_WARPS = 2, COLUMN_WARPS = MOE_UP_WARPS / ROW_WARPS;
+    constexpr int STEPS = ceil_div(ceil_div(PIECES, 8), COLUMN_WARPS);
+    constexpr bool EVEN = PIECES % (8 * COLUMN_WARPS) == 0;
     __shared__ permuted_vector<H, BLOCKS> u;
     __shared__ top_k_choice<shape::N_EXPERTS, K> choice;
     __shared__ float sums[MOE_UP_WARPS][TILE_ROWS];
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    __shared__ alignas(16) uint8_t scales[TILE_ROWS][H / 16];
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int n_shared = call.with_shared ? n_shared_down_blocks<shape>() : 0;
     if ((int)blockIdx.x < n_shared) {
         shared_down<shape>(stamp, call, sums);
         return;
     }
-    int item = blockIdx.x - n_shared, group = item % GROUPS;
+    int item = (int)blockIdx.x - n_shared - 1, group = item % GROUPS;
     previous_wait(stamp);
-    next_start(); /* only now: moe_down reads before its own wait what moe_in wrote */
+    next_start(); /* only now: moe_down must find what moe_in made of the choice, or a later one */
+    if (item < 0) {
+        choose<shape, MOE_UP_WARPS, true>(
+            call, [&](int expert) { return call.logits[expert]; }, &choice);
+        __syncwarp();
+        if (threadIdx.x < K)
+            publish(call.choice + threadIdx.x, (uint64_t)__float_as_uint(choice.weights[threadIdx.x]) << 32 |
+                                                   (uint32_t)choice.experts[threadIdx.x]);
+        return;
+    }
 
     uint4 staged[ceil_div(H / 8, THREADS)];
 #pragma unroll
@@ -219,43 +182,49 @@ __global__ void __launch_bounds__(MOE_UP_WARPS *WARP, 7) moe_gate_up_nvfp4_kerne
     }
     __syncthreads();
 
-    int64_t expert = choice.experts[item / GROUPS], row = expert * 2 * M + group * 8 + g;
-    const uint8_t *codes = call.experts.gate_up_codes + row * (H / 2);
-    const uint8_t *scales = call.experts.gate_up_scales + row * (H / 16);
+    int64_t expert = choice.experts[item / GROUPS], gate = expert * 2 * M + group * 8, up = gate + M;
+    constexpr int SCALE_WORDS = 8 * (H / 16) / 16; /* of the gate rows; of the up rows as many */
+    for (int i = threadIdx.x; i < 2 * SCALE_WORDS; i += THREADS)
+        copy16((uint4 *)scales[0] + i,
+               call.experts.gate_up_scales + (i < SCALE_WORDS ? gate : up - 8) * (H / 16) + 16 * i);
+    int row = warp % ROW_WARPS * 4 + lane / 8, first = warp / ROW_WARPS * STEPS * 8 + lane % 8;
+    const uint8_t *codes = call.experts.gate_up_codes + (gate + row) * (H / 2);
     nvfp4_piece<BLOCKS> low[STEPS], high[STEPS];
-    int first = warp * STEPS * 4 + t;
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        int piece = first + 4 * i;
+        int piece = first + 8 * i;
         if (!EVEN && piece >= PIECES) continue;
-        low[i] = load_piece<BLOCKS>(codes, scales, piece);
-        high[i] = load_piece<BLOCKS>(codes + (int64_t)M * (H / 2), scales + (int64_t)M * (H / 16), piece);
+        load_codes(codes, piece, &low[i]);
+        load_codes(codes + (int64_t)M * (H / 2), piece, &high[i]);
     }
     float scale_2 = __ldg(call.experts.gate_up_scale_2 + 2 * expert + threadIdx.x / 8 % 2) * NVFP4_TILE_FACTOR;
+    copies_wait();
+    __syncthreads();
     row_sums total = {};
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        int piece = first + 4 * i;
-        if (!EVEN && piece >= PIECES) {
-            low[i] = high[i] = {};
-            piece = 0;
-        }
+        int piece = first + 8 * i;
+        bool inside = EVEN || piece < PIECES;
+        if (!inside) piece = 0;
+        read_scales(scales[row], piece, &low[i]);
+        read_scales(scales[row + 8], piece, &high[i]);
+        if (!inside) low[i] = high[i] = {};
         add_nvfp4(total, low[i], high[i], u.piece(piece));
     }
-    float2 rows = finish_rows(total);
-    if (t == 0) {
-        sums[warp][g] = rows.x;
-        sums[warp][g + 8] = rows.y;
+    float2 rows = finish_whole_lines(total);
+    if (lane % 8 == 0) {
+        sums[warp / ROW_WARPS][row] = rows.x;
+        sums[warp / ROW_WARPS][row + 8] = rows.y;
     }
     __syncthreads();
     if (warp != 0) return;
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < MOE_UP_WARPS; i++)
+    for (int i = 0; i < COLUMN_WARPS; i++)
         sum += sums[i][lane % TILE_ROWS];
     sum *= scale_2;
-    float up = __shfl_down_sync(0xFFFFFFFFu, sum, 8);
-    if (lane < 8) call.act[item * 8 + permuted_place(lane)] = __float2half_rn(siluf(sum) * up);
+    float up_sum = __shfl_down_sync(0xFFFFFFFFu, sum, 8);
+    if (lane < 8) call.act[item * 8 + permuted_place(lane)] = __float2half_rn(siluf(sum) * up_sum);
 }
 
 /* Grid: tiles of 16 outputs. A warp a choice. */
@@ -265,25 +234,33 @@ __global__ void __launch_bounds__(shape::TOP_K *WARP, 2)
     constexpr int H = shape::HIDDEN, M = shape::INTERMEDIATE, BLOCKS = M % 32 == 0 ? 2 : 1, K = shape::TOP_K;
     constexpr int PIECES = M / (16 * BLOCKS), STEPS = ceil_div(PIECES, 4), VECTORS = M / 8;
     __shared__ permuted_vector<M, BLOCKS> act[K];
-    __shared__ top_k_choice<shape::N_EXPERTS, K> choice;
+    __shared__ alignas(16) uint8_t scales[K][TILE_ROWS][M / 16];
+    __shared__ int32_t experts[K];
+    __shared__ float weights[K];
     __shared__ float sums[K][TILE_ROWS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
 
-    /* What moe_in wrote may be read before the wait: moe_gate_up let this kernel start after its own. */
-    choose<shape, K, true>(
-        call, [&](int expert) { return __ldcg(call.logits + expert); }, &choice);
+    /* Before the wait: every block of moe_gate_up runs or has ended by now, so also the one that publishes. One warp
+     * asks, as more would keep the memory busy that all wait for. */
+    if (threadIdx.x < K) {
+        uint64_t choice = await_choice(call.choice + threadIdx.x);
+        experts[threadIdx.x] = (int32_t)choice;
+        weights[threadIdx.x] = __uint_as_float((uint32_t)(choice >> 32));
+    }
     __syncthreads();
-    int64_t expert = choice.experts[warp], row = expert * H + blockIdx.x * TILE_ROWS + g;
+    int64_t expert = experts[warp], row = expert * H + blockIdx.x * TILE_ROWS + g;
     const uint8_t *codes = call.experts.down_codes + row * (M / 2);
-    const uint8_t *scales = call.experts.down_scales + row * (M / 16);
     nvfp4_piece<BLOCKS> low[STEPS], high[STEPS];
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
         int piece = i * 4 + t;
         if (PIECES % 4 && piece >= PIECES) continue;
-        low[i] = load_piece<BLOCKS>(codes, scales, piece);
-        high[i] = load_piece<BLOCKS>(codes + 8 * (M / 2), scales + 8 * (M / 16), piece);
+        load_codes(codes, piece, &low[i]);
+        load_codes(codes + 8 * (M / 2), piece, &high[i]);
     }
+    const uint8_t *tile_scales = call.experts.down_scales + (row - g) * (M / 16);
+    for (int i = lane; i < (int)sizeof scales[0] / 16; i += WARP)
+        copy16((uint4 *)scales[warp][0] + i, tile_scales + 16 * i);
     float scale_2 = __ldg(call.experts.down_scale_2 + expert) * NVFP4_TILE_FACTOR;
     if (call.o) next_start();
     previous_wait(stamp);
@@ -300,10 +277,11 @@ __global__ void __launch_bounds__(shape::TOP_K *WARP, 2)
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
         int piece = i * 4 + t;
-        if (PIECES % 4 && piece >= PIECES) {
-            low[i] = high[i] = {};
-            piece = 0;
-        }
+        bool inside = PIECES % 4 == 0 || piece < PIECES;
+        if (!inside) piece = 0;
+        read_scales(scales[warp][g], piece, &low[i]);
+        read_scales(scales[warp][g + 8], piece, &high[i]);
+        if (!inside) low[i] = high[i] = {};
         add_nvfp4(total, low[i], high[i], act[warp].piece(piece));
     }
     float2 rows = finish_rows(total);
@@ -317,7 +295,7 @@ __global__ void __launch_bounds__(shape::TOP_K *WARP, 2)
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < K; i++)
-        sum = fmaf(choice.weights[i], sums[i][threadIdx.x], sum);
+        sum = fmaf(weights[i], sums[i][threadIdx.x], sum);
     if (call.with_shared) sum += __ldcg(call.shared_o + output);
     if (call.o)
         call.o[output] = __float2half_rn(sum);
@@ -329,6 +307,7 @@ __global__ void __launch_bounds__(shape::TOP_K *WARP, 2)
 struct workspace {
     __half *act, *shared_act;
     float *shared_o;
+    uint64_t *choice;
 };
 
 size_t align(size_t bytes) { return (bytes + 15) / 16 * 16; }
@@ -341,7 +320,9 @@ size_t lay_out(const moe_args_t *args, workspace *work) {
     work->shared_act = (__half *)(base + used);
     used += align((size_t)args->shared_intermediate * sizeof(__half));
     work->shared_o = (float *)(base + used);
-    return used + (size_t)args->hidden_size * sizeof(float);
+    used += align((size_t)args->hidden_size * sizeof(float));
+    work->choice = (uint64_t *)(base + used);
+    return used + (size_t)args->top_k * sizeof(uint64_t);
 }
 
 bool is_wanted(const device_queue_t *queue, kernel_route_t route) { return queue->routes[route].wanted; }
@@ -362,6 +343,7 @@ moe_call call_of(const moe_args_t *args, const device_queue_t *queue) {
     call.act = work.act;
     call.shared_act = work.shared_act;
     call.shared_o = work.shared_o;
+    call.choice = work.choice;
     call.o = args->sends ? NULL : args->o;
     call.norm_topk_prob = args->norm_topk_prob;
     call.with_shared = is_wanted(queue, ROUTE_SHARED_GATE);
@@ -374,8 +356,8 @@ template <typename shape> void launch_in(const moe_call &call, const device_queu
 }
 
 template <typename shape> void launch_gate_up(const moe_call &call, const device_queue_t *queue) {
-    int n_tiles = (call.with_shared ? n_shared_down_blocks<shape>() : 0) + shape::TOP_K * shape::INTERMEDIATE / 8;
-    launch_kernel(queue, moe_gate_up_nvfp4_kernel<shape>, n_tiles, MOE_UP_WARPS * WARP, 0, call);
+    int n_blocks = (call.with_shared ? n_shared_down_blocks<shape>() : 0) + 1 + shape::TOP_K * shape::INTERMEDIATE / 8;
+    launch_kernel(queue, moe_gate_up_nvfp4_kernel<shape>, n_blocks, MOE_UP_WARPS * WARP, 0, call);
 }
 
 template <typename shape> void launch_down(const moe_call &call, const device_queue_t *queue) {

@@ -353,9 +353,9 @@ static void scale_weights(block_t *block) {
         int64_t n_scales, n_scale_2;
         float unit;
     } both[] = {{host->gate_up_scales, on->gate_up_scales, host->gate_up_scale_2, on->gate_up_scale_2,
-                 E * 2 * M * H / 16, 2 * E, 0.125f / 171.0f},
+                 E * 2 * M * H / 16, 2 * E, 0.1f / 171.0f},
                 {host->down_scales, on->down_scales, host->down_scale_2, on->down_scale_2, E * H * M / 16, E,
-                 0.02f / sqrtf((float)M)}};
+                 0.03f / sqrtf((float)M)}};
     for (int i = 0; i < 2; i++) {
         uint8_t *scales = (uint8_t *)(uintptr_t)both[i].scales;
         float *scale_2 = (float *)(uintptr_t)both[i].scale_2;
