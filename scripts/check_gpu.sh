@@ -60,7 +60,10 @@ step "the bundled model for $ranks rank(s)" build/galvani shard --quiet --checkp
 for comm in "${comms[@]}"; do
     step "the bundled model's quality gate, $ranks rank(s), $comm" "$python" scripts/gpu_runs.py gate "$work/nano" "$ranks" "$comm"
 done
-[ "${comms[0]}" != push ] || step "sums over ranks in their mixers, $ranks ranks" "$python" scripts/gpu_runs.py sums "$work/nano" "$ranks" push
+# Where there is NCCL each rank has a device of its own, which this route needs.
+case " ${comms[*]} " in
+    *" nccl "*) step "sums over ranks in their mixers, $ranks ranks" "$python" scripts/gpu_runs.py sums "$work/nano" "$ranks" push ;;
+esac
 step "11 requests of mixed length as one by one, $ranks rank(s)" "$python" scripts/gpu_runs.py requests "$work/nano" "$ranks" "${comms[0]}"
 step "ranks that are killed, stopped or asked to end, $ranks rank(s)" "$python" tests/gpu/faults.py "$ranks"
 
