@@ -17,7 +17,7 @@ import pytest
 from conftest import GALVANI, NANO, command, galvani
 from jobs import Job, is_running, tokens_in
 
-INPUT, MEMORY, DEVICE, INTERRUPTED = 3, 4, 5, 130
+USAGE, INPUT, MEMORY, DEVICE, INTERRUPTED = 2, 3, 4, 5, 130
 END_S = 5  # from the fault to the end of mpirun, which takes two seconds for itself
 RANKS = 4
 
@@ -359,7 +359,7 @@ def test_one_rank_lacks_its_config(nano_shards, tmp_path):
     (tmp_path / "a.json").write_text("{}")
     words = [str(GALVANI), "run", "--model", str(nano_shards(2)), "--tokens", "1", "--max-new", "2", "--config"]
     job = Job(tmp_path, [*command(1, *words[1:]), tmp_path / "a.json", ":", "-np", "1", *words, tmp_path / "b.json"])
-    check_end(job.end(), INPUT, "rank 1: ", "b.json", seconds=60)
+    check_end(job.end(), USAGE, "rank 1: ", "b.json", seconds=60)
 
 
 def test_one_rank_has_another_command(nano_shards, tmp_path):
