@@ -108,6 +108,7 @@ __device__ __forceinline__ void sum_rows(stamp_t stamp, const gr_mix_args_t &arg
     float x[VALUES], gain[VALUES];
     read_floats<VALUES>(args.hc_norm + stream * H + i, gain);
     next_start();
+    static_assert(H <= PUSH_PART_ITEMS && H % 4 == 0, "a sum fits its mailbox");
     __shared__ uint2 received[RANKS > 1 ? H / 4 : 1];
     const float *h = args.h + stream * H + i;
     float inject = 0.0f;

@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
     }
     previous_wait(stamp);
-    next_start(); /* not before: the blocks that attend would crowd onto the few multiprocessors that prepare leaves */
+    next_start(); /* not before: the blocks of attend would crowd onto the few multiprocessors that prepare leaves */
     if (!selects) return;
     if (n_blocks <= TILE)
         select_blocks<1>(scores, n_blocks, n_select, blocks, shared);

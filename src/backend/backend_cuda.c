@@ -145,7 +145,7 @@ static const char *defer_refusal(const device_queue_t *queue, const linear_args_
 
 static bool cuda_defers_sum(backend_t *backend, const linear_args_t *producer, const gr_mix_args_t *next) {
     const device_queue_t *queue = &state_of(backend)->queue;
-    if (comm_tp_size(backend->comm) == 1 || next->hidden_size > PUSH_PART_ITEMS) return false;
+    if (comm_tp_size(backend->comm) == 1) return false;
     return route_take(queue, ROUTE_FUSED_ALLREDUCE, defer_refusal(queue, producer, next));
 }
 

@@ -71,7 +71,7 @@ static status_t inspect_path(const char *path, bool verify) {
                        path);
 }
 
-static status_t inspect(const options_t *options) {
+static status_t inspect(options_t *options) {
     if (options->n_words != 1)
         return status_fail(STATUS_USAGE, "galvani inspect takes one file or directory; see galvani inspect --help");
     const char *path = options->words[0];
@@ -86,18 +86,9 @@ static status_t inspect(const options_t *options) {
 status_t cli_inspect(int argc, char **argv, comm_t *comm) {
     (void)comm;
     h5_survive_damage();
-    option_store_t *store;
-    TRY(option_store_create(&store));
-    options_t options;
-    status_t status = options_parse(store, COMMAND_INSPECT, argc, argv, &options);
-    if (status == STATUS_OK && options.help) {
-        options_help(stdout, COMMAND_INSPECT,
-                     "galvani inspect FILE|DIR [--verify] [--mend]\n\n"
-                     "Says what a shard, a run file, a safetensors file, a directory of shards or a checkpoint holds.");
-    } else if (status == STATUS_OK) {
-        options_apply(&options);
-        status = inspect(&options);
-    }
-    option_store_destroy(store);
-    return status;
+    return options_run(
+        COMMAND_INSPECT,
+        "galvani inspect FILE|DIR [--verify] [--mend]\n\n"
+        "Says what a shard, a run file, a safetensors file, a directory of shards or a checkpoint holds.",
+        argc, argv, inspect);
 }

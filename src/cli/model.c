@@ -144,23 +144,18 @@ static status_t run(options_t *options, measurement_t *measured) {
     return STATUS_OK;
 }
 
+static status_t model(options_t *options) {
+    measurement_t measured = {0};
+    status_t status = run(options, &measured);
+    json_decref(measured.root);
+    return status;
+}
+
 status_t cli_model(int argc, char **argv, comm_t *comm) {
     (void)comm;
-    option_store_t *store;
-    TRY(option_store_create(&store));
-    options_t options;
-    measurement_t measured = {0};
-    status_t status = options_parse(store, COMMAND_MODEL, argc, argv, &options);
-    if (status == STATUS_OK && options.help) {
-        options_help(
-            stdout, COMMAND_MODEL,
-            "galvani model [options]\n\n"
-            "Prints what a decode step must move and launch on each rank, and the time that this should take.");
-    } else if (status == STATUS_OK) {
-        options_apply(&options);
-        status = run(&options, &measured);
-    }
-    json_decref(measured.root);
-    option_store_destroy(store);
-    return status;
+    return options_run(
+        COMMAND_MODEL,
+        "galvani model [options]\n\n"
+        "Prints what a decode step must move and launch on each rank, and the time that this should take.",
+        argc, argv, model);
 }

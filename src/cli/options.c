@@ -349,3 +349,19 @@ void options_help(FILE *stream, command_bit_t command, const char *usage) {
                 spec->choices ? spec->choices : "");
     }
 }
+
+status_t options_run(command_bit_t command, const char *usage, int argc, char **argv,
+                     status_t (*run)(options_t *options)) {
+    option_store_t *store;
+    TRY(option_store_create(&store));
+    options_t options;
+    status_t status = options_parse(store, command, argc, argv, &options);
+    if (status == STATUS_OK && options.help) {
+        options_help(stdout, command, usage);
+    } else if (status == STATUS_OK) {
+        options_apply(&options);
+        status = run(&options);
+    }
+    option_store_destroy(store);
+    return status;
+}

@@ -115,6 +115,10 @@ status_t options_join(int argc, char **argv, char **line);
 /* Prints usage and the options of a subcommand. */
 void options_help(FILE *stream, command_bit_t command, const char *usage);
 
+/* A subcommand for one process: parses, then prints help or calls `run` with the options. */
+status_t options_run(command_bit_t command, const char *usage, int argc, char **argv,
+                     status_t (*run)(options_t *options));
+
 #ifdef __cplusplus
 }
 #endif

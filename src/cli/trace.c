@@ -108,7 +108,7 @@ static const trace_command_t commands[] = {
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 
-static status_t trace(const options_t *options) {
+static status_t trace(options_t *options) {
     if (options->n_words == 0)
         return status_fail(STATUS_USAGE, "galvani trace needs a command; see galvani trace --help");
     const char *name = options->words[0];
@@ -129,16 +129,5 @@ static status_t trace(const options_t *options) {
 status_t cli_trace(int argc, char **argv, comm_t *comm) {
     (void)comm;
     h5_survive_damage();
-    option_store_t *store;
-    TRY(option_store_create(&store));
-    options_t options;
-    status_t status = options_parse(store, COMMAND_TRACE, argc, argv, &options);
-    if (status == STATUS_OK && options.help) {
-        options_help(stdout, COMMAND_TRACE, usage);
-    } else if (status == STATUS_OK) {
-        options_apply(&options);
-        status = trace(&options);
-    }
-    option_store_destroy(store);
-    return status;
+    return options_run(COMMAND_TRACE, usage, argc, argv, trace);
 }
